@@ -1,0 +1,65 @@
+"""Backend: ids in, ids and log-probs out. The torch engine, a server or a test double stand behind it alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Literal, Protocol
+
+from .trajectory import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One turn to sample.
+
+    `prompt_ids` are the whole history; a backend that kept the sequence of `session` computes only what is new.
+    `seed` fixes the turn's randomness on backends that promise it (torch).
+    """
+
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    stop_ids: tuple[int, ...]
+    seed: int
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One sampled turn: ids with the stop token that ended them, their log-probs, and the weights' version.
+
+    Log-probs are those of the full softmax of logits / temperature in fp32 (temperature 1 when sampling is greedy).
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    finish_reason: Literal["stop", "length"]
+    policy_version: int
+
+
+class Backend(Protocol):
+    """What samples. One request a call: an episode awaits its own turn, the backend batches what waits together."""
+
+    @property
+    def max_model_length(self) -> int:
+        """Longest sequence (prompt and sampled tokens) the backend can hold."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one turn. Cancelling the call frees what it held."""
+        ...
+
+    def release(self, session: str) -> None:
+        """Forget what was kept for a session (its episode is over)."""
+        ...
+
+    def load_weights(self, version: int, weights: Any) -> None:
+        """Use `weights` from the next token on; what was sampled with older ones carries its own version."""
+        ...
+
+
+def derive_seed(*parts: object) -> int:
+    """Return a 63-bit seed that is a pure function of `parts` (run, task, sample, turn): equal in every process."""
+    digest = blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

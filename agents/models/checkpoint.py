@@ -1,0 +1,112 @@
+"""Load and save a decoder as a Hugging Face folder: `config.json` and safetensors, never pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...tools.errors import ModelError
+from .config import MAKE_ONE, ModelConfig, read_json
+from .decoder import Decoder
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_TIED_HEAD = "lm_head.weight"
+_SHOWN = 10
+
+
+def load_model(folder: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Decoder:
+    """Return the decoder of a Hugging Face folder, one file or sharded, its weights cast to `dtype`.
+
+    Raises ModelError when the folder is no model, or when names or shapes of tensors differ from what its
+    config asks for; every difference is listed (ten, then a count) and nothing is loaded.
+    """
+    path = Path(folder)
+    config = ModelConfig.from_folder(path)
+    with torch.device("meta"):
+        model = Decoder(config)
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    files = _files(path)
+    found = {name: shape for file in files for name, shape in _shapes(file).items()}
+    if config.tie_word_embeddings:
+        found.pop(_TIED_HEAD, None)  # some files store the embedding a second time
+    _compare(path, wanted, found)
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            names = wanted.keys() & set(opened.keys())
+            weights |= {name: opened.get_tensor(name).to(device, dtype) for name in names}
+    model.load_state_dict(weights, assign=True)
+    return model.requires_grad_()
+
+
+def save_model(model: Decoder, folder: str | Path) -> None:
+    """Write `config.json`, `generation_config.json` and `model.safetensors` into `folder`, in place.
+
+    A tied head is stored once, as the embedding. The caller writes aside and renames where a crash must not
+    leave half a folder.
+    """
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    config = model.config.to_dict()
+    config["dtype"] = str(model.head_weight.dtype).removeprefix("torch.")
+    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(weights, path / WEIGHTS, metadata={"format": "pt"})
+    write_json(path / "config.json", config)
+    write_json(path / "generation_config.json", generation)
+
+
+def write_json(file: Path, data: object) -> None:
+    """Write indented JSON in UTF-8, ending in a newline."""
+    file.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the weight files of a folder: the single one, or those that the index names."""
+    single, index = folder / WEIGHTS, folder / INDEX
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise ModelError(f"{folder}: no weights, wanted {WEIGHTS} or {INDEX}. {MAKE_ONE}")
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise ModelError(f"{index}: wanted weight_map, an object from tensor to file name.")
+    files = [folder / name for name in sorted(set(shards.values()))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelError(f"{folder}: {INDEX} names files that are not there: {_listed(missing)}. Fetch them again.")
+    return files
+
+
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every tensor of a file, from its header alone."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ModelError(f"{file}: not a whole safetensors file: {error}. Fetch or save it again.") from error
+
+
+def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
+    """Raise ModelError listing every tensor that is missing, unexpected or of another shape."""
+    faults = [
+        f"{name} wanted {wanted.get(name, 'nothing')} found {found.get(name, 'nothing')}"
+        for name in sorted(wanted.keys() | found.keys())
+        if wanted.get(name) != found.get(name)
+    ]
+    if faults:
+        raise ModelError(f"{folder}: weights do not fit config.json: {_listed(faults)}. Mend the config or the file.")
+
+
+def _listed(items: Iterable[str]) -> str:
+    """Join with semicolons, ten at most and then how many more."""
+    every = list(items)
+    rest = f"; and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+    return "; ".join(every[:_SHOWN]) + rest

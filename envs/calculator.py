@@ -1,0 +1,132 @@
+"""gymtune/Calculator-v0: arithmetic in words and symbols that needs the calculator, one operation a call.
+
+The calculator takes one operation at a time, so a task of two operations needs two calls, the second of which uses
+the result of the first. Held-out tasks use operands that no training task uses: the integers are split in two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from ..rewards.components import failed_calls, gt_component, unfinished
+from ..rewards.numeric import NumericChecker
+from ..tools.calculator import Limits, calculator_tool
+from ..tools.errors import ConfigError
+from ..tools.messages import Message, system, user
+from ..tools.toolbox import Toolbox
+from .chat_env import ChatEnv
+from .tasks import GeneratedTasks, Split, Task
+
+LEVELS = (1, 2, 3, 4)
+_SYSTEM = "Use the calculator. Answer with the number."
+_SMALLEST, _LARGEST = 10, 999
+_HELD_OUT_SHARE = 4  # one operand in so many is held out
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One operation: how it is asked, what the calculator is given, what comes out."""
+
+    symbol: str
+    first: tuple[str, ...]  # phrases for "a op b" as a whole question
+    then: tuple[str, ...]  # phrases that apply "op b" to the result so far
+    apply: Callable[[int, int], int]
+
+
+_STEPS = (
+    _Step("+", ("{a} plus {b}", "the sum of {a} and {b}"), ("add {b}", "plus {b}"), lambda a, b: a + b),
+    _Step("-", ("{a} minus {b}", "the difference of {a} and {b}"), ("subtract {b}", "minus {b}"), lambda a, b: a - b),
+    _Step("*", ("{a} times {b}", "the product of {a} and {b}"), ("multiply by {b}", "times {b}"), lambda a, b: a * b),
+)
+
+
+def held_out(operand: int) -> bool:
+    """Tell whether `operand` belongs to the held-out tasks (a multiplicative hash, so no digit gives it away)."""
+    return (operand * 2654435761 >> 16) % _HELD_OUT_SHARE == 0
+
+
+def _operand(rng: Random, split: Split) -> int:
+    while True:
+        digits = rng.choice((2, 3))
+        operand = rng.randint(_SMALLEST, 99) if digits == 2 else rng.randint(100, _LARGEST)
+        if held_out(operand) == (split == "test"):
+            return operand
+
+
+def _call(expression: str, index: int) -> Message:
+    function: Any = {"name": "calculator", "arguments": {"expression": expression}}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": f"call_{index}_0", "type": "function", "function": function}],
+    }
+
+
+def _question(rng: Random, level: int, numbers: Sequence[int], steps: Sequence[_Step]) -> str:
+    """Return the question: level 1 and 3 in symbols, 2 and 4 in words."""
+    a, b = numbers[:2]
+    if level == 1:
+        return f"What is {a} {steps[0].symbol} {b}?"
+    in_words = rng.choice(steps[0].first).format(a=a, b=b)
+    if level == 2:
+        return f"What is {in_words}?"
+    c = numbers[2]
+    if level == 3:
+        return f"What is ({a} {steps[0].symbol} {b}) {steps[1].symbol} {c}?"
+    return f"Take {in_words}, then {rng.choice(steps[1].then).format(b=c)}."
+
+
+def make_task(rng: Random, split: Split, levels: Sequence[int]) -> Task:
+    """Make one task of one of `levels`, with the gold episode: a call for each operation, then the number."""
+    level = rng.choice(levels)
+    operations = 1 if level <= 2 else 2
+    steps = [rng.choice(_STEPS) for _ in range(operations)]
+    numbers = [_operand(rng, split) for _ in range(operations + 1)]
+    question = _question(rng, level, numbers, steps)
+    value, gold = numbers[0], []
+    for index, (step, operand) in enumerate(zip(steps, numbers[1:], strict=True)):
+        gold.append(_call(f"{value} {step.symbol} {operand}", index))
+        value = step.apply(value, operand)
+    gold.append({"role": "assistant", "content": str(value)})
+    metadata = {"level": level, "operands": numbers, "calls_needed": operations}
+    return Task("", (system(_SYSTEM), user(question)), str(value), tuple(gold), metadata)
+
+
+class CalculatorEnv(ChatEnv):
+    """Questions of one or two operations; a calculator that takes one operation a call; the number as the answer.
+
+    Args:
+        split: `train` or `test`; their operands are disjoint.
+        levels: 1 one operation in symbols, 2 in words, 3 two operations in symbols, 4 in words.
+        size, seed: how many tasks there are and which.
+        rewards: weights of `gt` (default 1), `failed_calls` and `unfinished` (default 0: seen, not paid).
+    """
+
+    def __init__(
+        self,
+        split: Split = "train",
+        levels: Sequence[int] = LEVELS,
+        size: int = 100_000,
+        seed: int = 0,
+        rewards: Mapping[str, float] | None = None,
+        max_turns: int = 4,
+        **options: Any,
+    ) -> None:
+        if split not in ("train", "test"):
+            raise ConfigError(f"split must be 'train' or 'test', got {split!r}")
+        chosen = tuple(levels)
+        if not chosen or any(level not in LEVELS for level in chosen):
+            raise ConfigError(f"levels must be some of {LEVELS}, got {levels!r}")
+        super().__init__(
+            GeneratedTasks(
+                "calculator", lambda rng, side: make_task(rng, side, chosen), size=size, split=split, seed=seed
+            ),
+            [gt_component(NumericChecker()), failed_calls, unfinished],
+            toolbox=Toolbox([calculator_tool(Limits(max_operations=1))]),
+            rewards=rewards,
+            max_turns=max_turns,
+            **options,
+        )

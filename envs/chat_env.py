@@ -1,0 +1,178 @@
+"""ChatEnv: a chat task as a `gymnasium.Env`. Subclass it, or hand it tasks, tools and reward components.
+
+How an action ends decides what happens; nothing else does:
+
+=================================  ==========  ===================  ==========  =========
+the action ends by                 calls run?  `gt` scored?         flags       bootstrap
+=================================  ==========  ===================  ==========  =========
+`stop`, with calls, turns left     yes         no                   neither     -
+`stop`, with calls, at max_turns   yes         no                   truncated   yes
+`stop`, no calls                   -           yes                  terminated  no
+`length`                           no          yes, what is there   truncated   yes
+`context`, `deadline`              no          yes, the last text   truncated   yes
+=================================  ==========  ===================  ==========  =========
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import gymnasium
+
+from ..rewards.components import Component
+from ..rewards.episode import Episode
+from ..tools.chat_format import ChatFormat, ParsedTurn, get_chat_format
+from ..tools.errors import ConfigError, EnvError, closest
+from ..tools.messages import Message, system
+from ..tools.outcomes import ToolResult
+from ..tools.toolbox import Toolbox
+from .action import Action
+from .spaces import MessagesSpace, TextSpace
+from .tasks import Task, TaskSet
+
+Observation = tuple[Message, ...]
+
+
+class ChatEnv(gymnasium.Env[Observation, str]):
+    """One episode: a task's messages, then assistant texts answered by tool results until the end.
+
+    Args:
+        tasks: what episodes start from.
+        components: the reward components the env can score; `rewards` names those that count, with weights
+            (default: the first one, weight 1). A weight of 0 keeps a component visible without paying for it.
+        toolbox: the tools; override `make_toolbox` for tools with a state of their own per episode.
+        max_turns: actions an episode may take.
+        chat_format: how the model family writes tool calls (`hermes` by default); the driver hands it in.
+        system_prompt: replaces the system message of the tasks when given.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
+
+    def __init__(
+        self,
+        tasks: TaskSet,
+        components: Sequence[Component],
+        *,
+        toolbox: Toolbox | None = None,
+        rewards: Mapping[str, float] | None = None,
+        max_turns: int = 8,
+        chat_format: str | ChatFormat = "hermes",
+        **options: Any,
+    ) -> None:
+        if len(tasks) == 0:
+            raise EnvError(f"{type(self).__name__}: a task set must hold at least one task, got none")
+        if max_turns < 1:
+            raise ConfigError(f"{type(self).__name__}: max_turns must be at least 1, got {max_turns}")
+        self.system_prompt: str | None = options.pop("system_prompt", None)
+        self.render_mode: str | None = options.pop("render_mode", None)
+        if options:
+            key = next(iter(options))
+            raise ConfigError(
+                f"{type(self).__name__} takes no argument {key!r}.{closest(key, ['system_prompt', 'render_mode'])}"
+            )
+        self.tasks, self.toolbox, self.max_turns = tasks, toolbox or Toolbox([]), max_turns
+        self.components = {component.name: component for component in components}
+        self.weights = dict(rewards) if rewards is not None else {components[0].name: 1.0}
+        for name in self.weights:
+            if name not in self.components:
+                raise ConfigError(f"rewards: no component {name!r} in this env.{closest(name, self.components)}")
+        self.chat_format = get_chat_format(chat_format) if isinstance(chat_format, str) else chat_format
+        self.observation_space = MessagesSpace()
+        self.action_space = TextSpace()
+        self.task: Task | None = None
+        self.episode: Episode | None = None
+
+    def make_toolbox(self, task: Task) -> Toolbox:
+        """Return the tools of an episode of `task`; override where tools keep a state."""
+        return self.toolbox
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode of `options["task_index"]`, or of a task drawn by the env's own rng.
+
+        Returns the task's messages and `info` with `task_id` and `tools` (OpenAI schemas).
+        """
+        super().reset(seed=seed)
+        options = options or {}
+        unknown = set(options) - {"task_index"}
+        if unknown:
+            name = sorted(unknown)[0]
+            raise ConfigError(f"reset: unknown option {name!r}.{closest(name, ['task_index'])}")
+        index = options.get("task_index")
+        if index is None:
+            index = int(self.np_random.integers(len(self.tasks)))
+        task = self.task = self.tasks[index]
+        self.toolbox = self.make_toolbox(task)
+        messages = [message.copy() for message in task.messages]
+        if self.system_prompt is not None:
+            messages = [system(self.system_prompt), *(m for m in messages if m["role"] != "system")]
+        self.episode = Episode(gt=task.gt, messages=list(messages))
+        return tuple(messages), {"task_id": task.task_id, "tools": self.toolbox.schemas()}
+
+    def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Take one assistant text; return the env's answer, this turn's reward, the two flags and `info`.
+
+        `info`: `rewards` (value of each component that fired, unweighted, None when broken), `tool_results`,
+        `success` (None until scored, or when the checker broke) and `stop_reason` (None while the episode runs).
+        """
+        episode = self.episode
+        if episode is None or episode.over:
+            raise EnvError("step was called on an episode that is over (or never began); call reset() first")
+        action = Action.of(action)
+        episode.results = []
+        replies: list[Message] = []
+        if action.finish_reason in ("context", "deadline"):
+            episode.truncated = episode.scored = True  # nothing new was said: the last text stands
+            episode.stop_reason = action.finish_reason
+        else:
+            replies = self._take_turn(episode, action)
+        reward, values = self._reward(episode)
+        info = {
+            "rewards": values,
+            "tool_results": list(episode.results),
+            "success": episode.success,
+            "stop_reason": episode.stop_reason,
+        }
+        return tuple(replies), reward, episode.terminated, episode.truncated, info
+
+    def _take_turn(self, episode: Episode, action: Action) -> list[Message]:
+        """Parse the action, run its calls, set the flags; return the tool messages."""
+        turn = self.chat_format.parse(action, thinking_open=action.thinking_open, turn=episode.turn)
+        episode.messages.append(turn.message())
+        episode.turn += 1
+        episode.answer = turn.content
+        if action.finish_reason == "length":
+            episode.truncated = episode.scored = True
+            episode.stop_reason = "length"
+            return []
+        if not turn.calls:
+            episode.terminated = episode.scored = True
+            episode.stop_reason = "stop"
+            return []
+        episode.results = self._run(turn)
+        episode.all_results.extend(episode.results)
+        replies = [result.message() for result in episode.results]
+        episode.messages.extend(replies)
+        if episode.turn >= self.max_turns:
+            episode.truncated = True
+            episode.stop_reason = "max_turns"
+        return replies
+
+    def _run(self, turn: ParsedTurn) -> list[ToolResult]:
+        return self.toolbox.call_all(turn.calls)
+
+    def _reward(self, episode: Episode) -> tuple[float, dict[str, float | None]]:
+        """Return the weighted sum of what fired this turn, and the values themselves."""
+        values = {
+            name: component.value(episode) for name, component in self.components.items() if component.fires(episode)
+        }
+        reward = sum(self.weights.get(name, 0.0) * value for name, value in values.items() if value is not None)
+        return float(reward), values
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """Return the conversation so far as text (`render_mode="ansi"`)."""
+        if self.render_mode is None or self.episode is None:
+            return None
+        return "\n".join(f"[{m['role']}] {m['content']} {m.get('tool_calls', '')}".rstrip() for m in self.episode.messages)

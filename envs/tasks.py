@@ -1,0 +1,71 @@
+"""Task and TaskSet: what an episode starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Literal, Protocol, overload
+
+from ..tools.messages import Message
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task.
+
+    `messages` open the episode, `gt` is what the checker compares with, `gold` holds the assistant messages of an
+    episode that must score full (calls as `tool_calls`, whatever the call format of the model).
+    """
+
+    task_id: str
+    messages: tuple[Message, ...]
+    gt: Any
+    gold: tuple[Message, ...] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TaskSet(Protocol):
+    """A sequence of tasks."""
+
+    def __len__(self) -> int:
+        """Return the number of tasks."""
+        ...
+
+    def __getitem__(self, index: int) -> Task:
+        """Return the task at `index`."""
+        ...
+
+
+class GeneratedTasks(Sequence[Task]):
+    """Tasks made on demand from a seed: task `i` is the same in every process, and nothing is stored.
+
+    `generate(rng, split)` returns the task without its id; the rng is seeded by (name, split, seed, index).
+    """
+
+    def __init__(
+        self, name: str, generate: Callable[[Random, Split], Task], *, size: int, split: Split = "train", seed: int = 0
+    ) -> None:
+        self.name, self.generate, self.size, self.split, self.seed = name, generate, size, split, seed
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.size))]
+        if not -self.size <= index < self.size:
+            raise IndexError(f"{self.name}: task {index} of {self.size}")
+        index %= self.size
+        task_id = f"{self.name}/{self.split}/{self.seed}/{index}"
+        task = self.generate(Random(task_id), self.split)
+        return Task(task_id, task.messages, task.gt, task.gold, task.metadata)
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self[i] for i in range(self.size))

@@ -1,0 +1,57 @@
+"""Checker: `answer, gt -> Verdict`. A checker that breaks says so; it is never a score of 0."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+VerdictKind = Literal["right", "wrong", "unparsed", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a checker found. `score` is None exactly when the checker itself broke."""
+
+    kind: VerdictKind
+    score: float | None
+    detail: str = ""
+
+    @classmethod
+    def of(cls, right: bool, detail: str = "") -> Verdict:
+        """Return `right` with score 1 or `wrong` with score 0."""
+        return cls("right", 1.0, detail) if right else cls("wrong", 0.0, detail)
+
+    @classmethod
+    def unparsed(cls, detail: str) -> Verdict:
+        """Return the verdict of a text in which no answer was found: score 0."""
+        return cls("unparsed", 0.0, detail)
+
+    @property
+    def success(self) -> bool | None:
+        """True, False, or None when the checker broke."""
+        return None if self.kind == "broken" else self.kind == "right"
+
+
+class Checker(ABC):
+    """Compares an answer text with `gt`.
+
+    Every checker declares cases that any reader can judge: `positives` are right, `negatives` are not. The tests run
+    them for every subclass, and the adversarial kinds beside them.
+    """
+
+    positives: ClassVar[Sequence[tuple[str, Any]]] = ()
+    negatives: ClassVar[Sequence[tuple[str, Any]]] = ()
+
+    @abstractmethod
+    def verdict(self, answer: str, gt: Any) -> Verdict:
+        """Judge `answer` (the agent's last text, without thinking) against `gt`."""
+
+
+def check(checker: Checker, answer: str, gt: Any) -> Verdict:
+    """Run a checker; a crash becomes the verdict `broken` with score None, so that nobody learns from it."""
+    try:
+        return checker.verdict(answer, gt)
+    except Exception as error:  # noqa: BLE001 - a checker is user code run on hostile text: its crash is data
+        return Verdict("broken", None, f"{type(error).__name__}: {error}")

@@ -1,0 +1,48 @@
+"""Message: the OpenAI chat dict that env, renderer and trajectory pass from door to door."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class FunctionCall(TypedDict):
+    """Name and arguments of a call. Arguments are an object, as chat templates want them, not JSON text."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolCall(TypedDict):
+    """One call of an assistant message; its result names it by `id`."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class Message(TypedDict):
+    """One chat message.
+
+    `tool_call_id` and `name` stand on tool messages, `tool_calls` and `reasoning_content` on assistant messages.
+    """
+
+    role: Role
+    content: str
+    name: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+    tool_call_id: NotRequired[str]
+    reasoning_content: NotRequired[str]
+
+
+def system(content: str) -> Message:
+    """Return a system message."""
+    return {"role": "system", "content": content}
+
+
+def user(content: str) -> Message:
+    """Return a user message."""
+    return {"role": "user", "content": content}
