@@ -1,1 +1,36 @@
-"""To be written."""
+"""Agents: trajectory, renderer, backends and the rollout driver. Importing this package imports no torch.
+
+The torch engine is in `gymtune.agents.torch_engine`, decoder and checkpoints in `gymtune.agents.models`.
+"""
+
+from .agent import Agent, FunctionAgent, ModelAgent, ScriptedAgent, TextAgent
+from .backend import Backend, GenerateRequest, Generation, derive_seed
+from .renderer import Renderer
+from .rollout import EpisodeSpec, Limits, env_factory, plan_episodes, rollout, run_episodes
+from .store import TrajectoryWriter, read_trajectories
+from .trajectory import Sampling, ToolUse, Trajectory, Turn
+
+__all__ = [
+    "Agent",
+    "Backend",
+    "EpisodeSpec",
+    "FunctionAgent",
+    "GenerateRequest",
+    "Generation",
+    "Limits",
+    "ModelAgent",
+    "Renderer",
+    "Sampling",
+    "ScriptedAgent",
+    "TextAgent",
+    "ToolUse",
+    "Trajectory",
+    "TrajectoryWriter",
+    "Turn",
+    "derive_seed",
+    "env_factory",
+    "plan_episodes",
+    "read_trajectories",
+    "rollout",
+    "run_episodes",
+]

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,8 @@ class Renderer:
         self._template_shows_tools = self._probe_tools()
         self._turn_end = self._probe_turn_end()
         self.stop_ids = self._find_stop_ids()
+        #: The generation prompt itself opens the thinking span: what is sampled begins inside it.
+        self.thinking_open = self._probe_thinking()
 
     @classmethod
     def from_folder(cls, folder: str | Path, **options: Any) -> Renderer:
@@ -71,6 +75,13 @@ class Renderer:
             raise ModelError(f"{folder}: no tokenizer_config.json; a model folder holds its tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         return cls(tokenizer, **options)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of vocabulary and template: trajectories with another one hold another model's ids."""
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        content = json.dumps([vocabulary, self.tokenizer.chat_template, self.template_options], sort_keys=True)
+        return blake2b(content.encode(), digest_size=8).hexdigest()
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Return the ids of `messages` up to and including the generation prompt."""
@@ -169,6 +180,10 @@ class Renderer:
         text = self._template(self._probe_history(()), [], generation_prompt=False)
         return text.rpartition(_PROBE)[2]
 
+    def _probe_thinking(self) -> bool:
+        text = self._template([{"role": "user", "content": "x"}], [], generation_prompt=True)
+        return text.rstrip().endswith(self.chat_format.think_open)
+
     def _find_stop_ids(self) -> tuple[int, ...]:
         """The id that closes an assistant turn first (it is what an expert's text ends with), then the eos."""
         eos = self.tokenizer.eos_token_id
@@ -233,8 +248,3 @@ def _any_of(tokens: Any) -> re.Pattern[str]:
     """Return a pattern that matches any of `tokens`, the longest first (nothing when there are none)."""
     longest_first = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) if longest_first else r"(?!)")
-
-
-def tools_text(tools: Sequence[dict[str, Any]]) -> str:
-    """Return tool schemas as the JSON text that a trajectory keeps (key order as given)."""
-    return json.dumps(list(tools), ensure_ascii=False)

@@ -1,7 +1,6 @@
 """Trajectory: the one currency. What an agent did in one episode, token by token, and what it earned.
 
-Tokens enter through two doors only: `append_context` (template and env: mask 0) and `append_sampled` (the agent: mask
-1). The mask is born with the token and never derived from token values. History is never rewritten; where a chat
+Tokens enter through two doors only: `append_context` (template and env: mask 0) and `append_turn` (the agent: mask 1). The mask is born with the token and never derived from token values. History is never rewritten; where a chat
 template cannot continue a history, a new segment begins (its own ids and mask, the same episode).
 """
 
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
 from ..tools.messages import Message
 
@@ -75,6 +74,7 @@ class Trajectory(BaseModel):
     seed: int = 0
     agent: str = "model"
     sampling: Sampling | None = None
+    tokenizer: str | None = None  # fingerprint of tokenizer and template behind `tokens`
     gt: Any = None
     metadata: dict[str, Any] = Field(default_factory=dict)
 
@@ -92,6 +92,12 @@ class Trajectory(BaseModel):
     truncated: bool = False
     stop_reason: str | None = None
     error: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_derived(cls, data: Any) -> Any:
+        """Files carry `reward` for their readers; here it is derived from the turns."""
+        return {k: v for k, v in data.items() if k != "reward"} if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -115,11 +121,29 @@ class Trajectory(BaseModel):
         """Append tokens that template or env added: mask 0, no log-prob."""
         self._append(ids, 0, [None] * len(ids))
 
-    def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float | None]) -> tuple[int, int]:
-        """Append tokens the agent produced: mask 1. Returns their span `[start, end)`."""
+    def append_turn(
+        self,
+        text: str,
+        finish_reason: str,
+        ids: Sequence[int] = (),
+        logprobs: Sequence[float | None] = (),
+        *,
+        policy_version: int | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        """Append what the agent produced in one action: its tokens (mask 1, stop token included) and its text."""
         start = len(self.tokens)
         self._append(ids, 1, logprobs)
-        return start, len(self.tokens)
+        self.turns.append(
+            Turn(
+                start=start,
+                end=len(self.tokens),
+                text=text,
+                finish_reason=finish_reason,
+                policy_version=policy_version,
+                generate_seconds=seconds,
+            )
+        )
 
     def _append(self, ids: Sequence[int], mask: int, logprobs: Sequence[float | None]) -> None:
         """The only way a token enters a trajectory."""
@@ -128,6 +152,7 @@ class Trajectory(BaseModel):
         self.logprobs.extend(logprobs)
         self._check_lengths()
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def reward(self) -> float | None:
         """Sum of the turns' rewards; None when the episode failed or a component broke."""

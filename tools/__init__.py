@@ -1,1 +1,45 @@
-"""To be written."""
+"""Messages, errors, JSON Schema, tools and the formats in which models call them. Never imports torch."""
+
+from .calculator import Limits, calculator_tool, evaluate, number_text
+from .chat_format import ChatFormat, ParsedCall, ParsedTurn, get_chat_format, register_chat_format
+from .errors import ConfigError, DataError, EnvError, GymtuneError, ModelError, RunError, ToolError, closest
+from .hermes import HermesFormat
+from .messages import FunctionCall, Message, Role, ToolCall, system, user
+from .outcomes import Outcome, ToolResult
+from .schema import ArgumentSchema, compile_schema
+from .tool import Tool, tool
+from .toolbox import Toolbox
+
+__all__ = [
+    "ArgumentSchema",
+    "ChatFormat",
+    "ConfigError",
+    "DataError",
+    "EnvError",
+    "FunctionCall",
+    "GymtuneError",
+    "HermesFormat",
+    "Limits",
+    "Message",
+    "ModelError",
+    "Outcome",
+    "ParsedCall",
+    "ParsedTurn",
+    "Role",
+    "RunError",
+    "Tool",
+    "ToolCall",
+    "ToolError",
+    "ToolResult",
+    "Toolbox",
+    "calculator_tool",
+    "closest",
+    "compile_schema",
+    "evaluate",
+    "get_chat_format",
+    "number_text",
+    "register_chat_format",
+    "system",
+    "tool",
+    "user",
+]

@@ -33,6 +33,7 @@ Algo = Literal["sft", "grpo", "cispo"]
 Averaging = Literal["token_mean", "sequence_mean", "constant"]
 ScaleRewards = Literal["group", "none"]
 Keys = tuple[str, ...]
+WANTED = {"string_pattern_mismatch": "cpu, cuda or cuda:N", "invalid-json-value": "a value that JSON can hold"}
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -48,55 +49,69 @@ class TrainConfig(BaseModel):
     algo: Algo = Field(description="the algorithm; brings a preset")
     model: str = Field(min_length=1, description="model folder in Hugging Face form")
     output_dir: str = Field(min_length=1, description="run folder")
-    env: str | None = Field(None, min_length=1, description="id of the environment that episodes are sampled in")
-    env_args: dict[str, JsonValue] = Field({}, description="keyword arguments of the environment")
-    data: str | None = Field(None, min_length=1, description="trajectory file (JSONL) to learn from")
-    seed: int = Field(0, ge=0, description="seed of sampling, tasks and data order")
+    env: str | None = Field(
+        default=None, min_length=1, description="id of the environment that episodes are sampled in"
+    )
+    env_args: dict[str, JsonValue] = Field(default={}, description="keyword arguments of the environment")
+    data: str | None = Field(default=None, min_length=1, description="trajectory file (JSONL) to learn from")
+    seed: int = Field(default=0, ge=0, description="seed of sampling, tasks and data order")
 
-    max_steps: int = Field(100, ge=1, description="steps; one step is a rollout batch with its updates, or a batch")
-    learning_rate: float = Field(3e-4, gt=0, description="peak learning rate of AdamW")
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field("cosine", description="shape after warm-up")
-    warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises from 0")
-    min_lr_ratio: float = Field(0.1, ge=0, le=1, description="last learning rate, as a share of the peak")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of the gradient")
-    adam_beta2: float = Field(0.95, ge=0, lt=1, description="decay of the mean of the squared gradient")
-    adam_epsilon: float = Field(1e-8, gt=0, description="added to the root of the squared gradient")
-    max_grad_norm: float = Field(1.0, gt=0, description="gradients of a larger norm are scaled down to it")
+    max_steps: int = Field(
+        default=100, ge=1, description="steps; one step is a rollout batch with its updates, or a batch"
+    )
+    learning_rate: float = Field(default=3e-4, gt=0, description="peak learning rate of AdamW")
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
+        default="cosine", description="shape after warm-up"
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="steps over which the learning rate rises from 0")
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1, description="last learning rate, as a share of the peak")
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay")
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean of the gradient")
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1, description="decay of the mean of the squared gradient")
+    adam_epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the squared gradient")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients of a larger norm are scaled down to it")
 
-    prompts_per_step: int = Field(32, ge=1, description="tasks sampled in a step, each a group")
-    num_generations: int = Field(8, ge=2, description="episodes of one group")
-    batch_size: int = Field(64, ge=1, description="trajectories of one optimizer step")
-    mini_batches: int = Field(1, ge=1, description="optimizer steps that a rollout batch is split into")
-    num_iterations: int = Field(1, ge=1, description="passes over a rollout batch")
-    micro_batch_tokens: int = Field(16384, ge=1, description="tokens in one forward; bounds memory, not the result")
+    prompts_per_step: int = Field(default=32, ge=1, description="tasks sampled in a step, each a group")
+    num_generations: int = Field(default=8, ge=2, description="episodes of one group")
+    batch_size: int = Field(default=64, ge=1, description="trajectories of one optimizer step")
+    mini_batches: int = Field(default=1, ge=1, description="optimizer steps that a rollout batch is split into")
+    num_iterations: int = Field(default=1, ge=1, description="passes over a rollout batch")
+    micro_batch_tokens: int = Field(
+        default=16384, ge=1, description="tokens in one forward; bounds memory, not the result"
+    )
 
-    temperature: float = Field(1.0, gt=0, description="of sampling, and of the log-probs in the loss")
-    max_completion_length: int = Field(256, ge=1, description="most tokens sampled in a turn")
-    max_model_length: int | None = Field(None, ge=2, description="longest context; none: what the model was made for")
-    beta: float = Field(0.0, ge=0, description="weight of the KL (k3) to the starting model")
-    epsilon: float = Field(0.2, gt=0, le=1, description="ratios below 1 - epsilon are clipped")
+    temperature: float = Field(default=1.0, gt=0, description="of sampling, and of the log-probs in the loss")
+    max_completion_length: int = Field(default=256, ge=1, description="most tokens sampled in a turn")
+    max_model_length: int | None = Field(
+        default=None, ge=2, description="longest context; none: what the model was made for"
+    )
+    beta: float = Field(default=0.0, ge=0, description="weight of the KL (k3) to the starting model")
+    epsilon: float = Field(default=0.2, gt=0, le=1, description="ratios below 1 - epsilon are clipped")
     epsilon_high: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="grpo: ratios above 1 + epsilon_high are clipped (none: epsilon); cispo: cap of the ratio",
     )
-    averaging: Averaging = Field("token_mean", description="how losses of tokens become the loss of the batch")
-    scale_rewards: ScaleRewards = Field("group", description="divide advantages by the group's deviation, or not")
-    mask_truncated_completions: bool = Field(False, description="leave truncated episodes out of the loss")
-    reward_weights: dict[str, float] = Field({}, description="weights of reward components, over the environment's own")
-    control: Literal["none", "shuffle_rewards"] = Field(
-        "none", description="control run: rewards dealt out at random must teach nothing"
+    averaging: Averaging = Field(default="token_mean", description="how losses of tokens become the loss of the batch")
+    scale_rewards: ScaleRewards = Field(
+        default="group", description="divide advantages by the group's deviation, or not"
     )
-    min_reward: float | None = Field(None, description="trajectories with less reward are left out")
+    mask_truncated_completions: bool = Field(default=False, description="leave truncated episodes out of the loss")
+    reward_weights: dict[str, float] = Field(
+        default={}, description="weights of reward components, over the environment's own"
+    )
+    control: Literal["none", "shuffle_rewards"] = Field(
+        default="none", description="control run: rewards dealt out at random must teach nothing"
+    )
+    min_reward: float | None = Field(default=None, description="trajectories with less reward are left out")
 
-    save_steps: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")
-    save_total_limit: int | None = Field(2, ge=1, description="checkpoints kept; none: all")
-    logging_steps: int = Field(1, ge=1, description="steps between lines of metrics")
-    save_trajectories: bool = Field(True, description="keep the sampled trajectories in the run folder")
-    torch_threads: int | None = Field(None, ge=1, description="CPU threads of torch; none: torch's choice")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the weights")
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
+    save_steps: int = Field(default=50, ge=0, description="steps between checkpoints; 0: only at the end")
+    save_total_limit: int | None = Field(default=2, ge=1, description="checkpoints kept; none: all")
+    logging_steps: int = Field(default=1, ge=1, description="steps between lines of metrics")
+    save_trajectories: bool = Field(default=True, description="keep the sampled trajectories in the run folder")
+    torch_threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; none: torch's choice")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="dtype of the weights")
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -104,7 +119,7 @@ class TrainConfig(BaseModel):
         """Refuse keys that would be ignored, lay the preset under `data`, and turn every complaint into one error."""
         if not isinstance(data, Mapping):
             return handler(data)
-        given = {key: _none(key, value) for key, value in data.items()}
+        given = {key: _plain(key, value) for key, value in data.items()}
         origin: Mapping[str, str] = info.context or {}
         algo = str(given.get("algo"))
         if algo not in PRESETS:
@@ -281,11 +296,12 @@ def _put(tree: dict[str, Any], keys: Keys, value: Any) -> None:
     tree[last] = value
 
 
-def _none(key: str, value: Any) -> Any:
-    """Return None for the text `none` where the field may be None."""
+def _plain(key: str, value: Any) -> Any:
+    """Return a path as text, and None for the text `none` where the field may be None."""
     field = TrainConfig.model_fields.get(key)
-    optional = field is not None and NoneType in get_args(field.annotation)
-    return None if optional and value == "none" else value
+    if field is not None and NoneType in get_args(field.annotation) and value == "none":
+        return None
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _from(origin: Mapping[str, str], key: str) -> str:
@@ -304,5 +320,5 @@ def _complaints(error: ValidationError, origin: Mapping[str, str]) -> Iterator[s
             yield f"{keys[0]} is required and not set"
             continue
         where = _from(origin, ".".join(keys)) or _from(origin, keys[0])
-        wanted = fault["msg"].removeprefix("Input should be ")
+        wanted = WANTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ")
         yield f"{'.'.join(keys)}{where}: wanted {wanted}, came {fault['input']!r}"

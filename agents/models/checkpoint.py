@@ -41,9 +41,10 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32, device: s
     for file in files:
         with safe_open(file, framework="pt") as opened:
             names = wanted.keys() & set(opened.keys())
-            weights |= {name: opened.get_tensor(name).to(device, dtype) for name in names}
+            # a copy, for the tensor may lie in the mapped file, which a later save in place would pull away
+            weights |= {name: opened.get_tensor(name).to(device, dtype, copy=True) for name in names}
     model.load_state_dict(weights, assign=True)
-    return model.requires_grad_()
+    return model
 
 
 def save_model(model: Decoder, folder: str | Path) -> None:
@@ -56,11 +57,10 @@ def save_model(model: Decoder, folder: str | Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     config = model.config.to_dict()
     config["dtype"] = str(model.head_weight.dtype).removeprefix("torch.")
-    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, path / WEIGHTS, metadata={"format": "pt"})
     write_json(path / "config.json", config)
-    write_json(path / "generation_config.json", generation)
+    write_json(path / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
 
 
 def write_json(file: Path, data: object) -> None:

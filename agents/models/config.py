@@ -163,12 +163,16 @@ def _refuse_unsupported(data: Mapping[str, Any], model_type: str, where: str) ->
             raise ModelError(f"{where}: {key}={value!r} is not supported, wanted {accepted[0]!r}.")
     for key in ("rope_scaling", "rope_parameters"):
         rope = data.get(key) or {}
-        kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
-        if kind != "default" or any(isinstance(value, Mapping) for value in rope.values()):
+        if not isinstance(rope, Mapping) or not _plain_rope(rope):
             raise ModelError(f"{where}: {key}={rope!r} is not supported, wanted rope_type 'default' for all layers.")
-        if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ModelError(f"{where}: {key}={rope!r} is not supported, wanted no partial_rotary_factor.")
     _refuse_sliding_window(data, model_type, where)
+
+
+def _plain_rope(rope: Mapping[str, Any]) -> bool:
+    """Tell whether rope parameters are the unscaled kind, on all channels and the same in all layers."""
+    by_layer = any(isinstance(value, Mapping) for value in rope.values())
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return kind == "default" and not by_layer and rope.get("partial_rotary_factor", 1.0) == 1.0
 
 
 def _refuse_sliding_window(data: Mapping[str, Any], model_type: str, where: str) -> None:

@@ -187,16 +187,14 @@ class Decoder(nn.Module):
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def _rope_table(self, positions: Tensor) -> Tensor:
-        """Return the fp32 table (P, 2D) of cos and signed sin, P past every position.
+        """Return the fp32 table (P, 2D) of cos and signed sin, P past every position; kept, and grown when needed.
 
-        Not a buffer, which `model.to(dtype)` would round; made outside inference mode, so that a table that
-        generation made first serves training as well.
+        Not a buffer, which `model.to(dtype)` would round.
         """
         length = max(self.config.max_position_embeddings, int(positions.max()) + 1)
         table = self._rope
         if table is None or table.shape[0] < length or table.device != positions.device:
-            with torch.inference_mode(False):
-                table = rope_table(length, self.config.head_dim, self.config.rope_theta).to(positions.device)
+            table = rope_table(length, self.config.head_dim, self.config.rope_theta).to(positions.device)
             self._rope = table
         return table
 

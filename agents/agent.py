@@ -1,0 +1,159 @@
+"""Agents: what acts in an env. A model through a backend, a script that knows the gold, or any function.
+
+Agents keep no state of their own between turns; what happened stands in the trajectory, so one agent serves any
+number of episodes at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+from ..envs.action import Action
+from ..envs.chat_env import ChatEnv
+from ..envs.contract import gold_texts
+from ..tools.errors import EnvError
+from ..tools.messages import Message
+from .backend import Backend, GenerateRequest, derive_seed
+from .renderer import Renderer
+from .trajectory import Sampling, Trajectory
+
+
+class Agent(ABC):
+    """Acts in an env and writes what it said into the trajectory.
+
+    Without a renderer the trajectory holds messages only; a trainer renders it when it loads it with a model.
+    """
+
+    name: str = "agent"
+    renderer: Renderer | None = None
+    sampling: Sampling | None = None
+    max_model_length: int | None = None
+
+    def open(self, trajectory: Trajectory, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> bool:
+        """Take the first messages and the tools. Returns whether a turn still fits."""
+        if self.renderer is not None:
+            trajectory.start_segment()
+            trajectory.append_context(self.renderer.prompt(messages, tools))
+        return self._fits(trajectory)
+
+    def observe(self, trajectory: Trajectory, env: ChatEnv, messages: Sequence[Message]) -> bool:
+        """Take the env's answer: append its delta, or begin a segment where the template cannot continue a history.
+
+        Returns whether a turn still fits; when it does not, nothing is appended.
+        """
+        if self.renderer is None:
+            return True
+        delta = self.renderer.delta(messages, trajectory.tokens[-1])
+        if delta is None:
+            assert env.episode is not None
+            trajectory.start_segment()
+            delta = self.renderer.prompt(env.episode.messages, env.toolbox.schemas())
+        if not self._has_room(len(trajectory.current_ids) + len(delta)):
+            return False
+        trajectory.append_context(delta)
+        return True
+
+    @abstractmethod
+    async def act(self, trajectory: Trajectory, env: ChatEnv) -> Action:
+        """Append the next turn to the trajectory and return it as an action."""
+
+    def close(self, trajectory: Trajectory) -> None:
+        """Free what was kept for the episode."""
+
+    def _fits(self, trajectory: Trajectory) -> bool:
+        return self.renderer is None or self._has_room(len(trajectory.current_ids))
+
+    def _has_room(self, length: int) -> bool:
+        return self.max_model_length is None or length < self.max_model_length
+
+
+class ModelAgent(Agent):
+    """A policy: samples each turn from a backend."""
+
+    name = "model"
+
+    def __init__(self, backend: Backend, renderer: Renderer, sampling: Sampling | None = None) -> None:
+        self.backend, self.renderer = backend, renderer
+        self.sampling = sampling or Sampling()
+        self.max_model_length = backend.max_model_length
+
+    async def act(self, trajectory: Trajectory, env: ChatEnv) -> Action:
+        """Sample one turn; its seed is a function of run, task, sample and turn alone."""
+        assert self.renderer is not None and self.sampling is not None
+        turn = len(trajectory.turns)
+        request = GenerateRequest(
+            prompt_ids=trajectory.current_ids,
+            sampling=self.sampling,
+            stop_ids=self.renderer.stop_ids,
+            seed=derive_seed(trajectory.seed, trajectory.task_id, trajectory.sample, turn),
+            session=trajectory.trajectory_id,
+        )
+        began = perf_counter()
+        generation = await self.backend.generate(request)
+        text = self.renderer.decode(generation.ids)
+        trajectory.append_turn(
+            text,
+            generation.finish_reason,
+            generation.ids,
+            generation.logprobs,
+            policy_version=generation.policy_version,
+            seconds=perf_counter() - began,
+        )
+        return Action(text, generation.finish_reason, self.renderer.thinking_open)
+
+    def close(self, trajectory: Trajectory) -> None:
+        """Let the backend forget the episode."""
+        self.backend.release(trajectory.trajectory_id)
+
+
+class TextAgent(Agent):
+    """An agent that writes text instead of sampling tokens: its tokens carry no log-prob (SFT takes them, RL not)."""
+
+    def __init__(self, renderer: Renderer | None = None) -> None:
+        self.renderer = renderer
+
+    @abstractmethod
+    def write(self, trajectory: Trajectory, env: ChatEnv) -> str:
+        """Return the text of the next action."""
+
+    async def act(self, trajectory: Trajectory, env: ChatEnv) -> Action:
+        """Write, and append the tokens a policy would have sampled for that text."""
+        text = self.write(trajectory, env)
+        ids = self.renderer.assistant_ids(text) if self.renderer is not None else []
+        trajectory.append_turn(text, "stop", ids, [None] * len(ids))
+        return Action(text)
+
+
+class ScriptedAgent(TextAgent):
+    """Plays the gold episode of each task. Raises EnvError for a task without one."""
+
+    name = "scripted"
+
+    def write(self, trajectory: Trajectory, env: ChatEnv) -> str:
+        """Return the gold text of this turn."""
+        task = env.task
+        if task is None or task.gold is None:
+            raise EnvError(f"task {trajectory.task_id} has no gold episode; the scripted agent has nothing to play")
+        texts = gold_texts(task.gold, env.chat_format)
+        turn = len(trajectory.turns)
+        if turn >= len(texts):
+            raise EnvError(f"task {task.task_id}: the gold episode has {len(texts)} turns, the env asks for more")
+        return texts[turn]
+
+
+class FunctionAgent(TextAgent):
+    """Any function from the messages so far to the next text."""
+
+    name = "function"
+
+    def __init__(self, function: Callable[[Sequence[Message]], str], renderer: Renderer | None = None) -> None:
+        super().__init__(renderer)
+        self.function = function
+
+    def write(self, trajectory: Trajectory, env: ChatEnv) -> str:
+        """Call the function."""
+        assert env.episode is not None
+        return self.function(env.episode.messages)

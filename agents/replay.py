@@ -1,0 +1,45 @@
+"""Rendering stored episodes: a trajectory without tokens, or with another model's, gets the tokens of this one."""
+
+from __future__ import annotations
+
+import json
+
+from ..tools.errors import DataError
+from .renderer import Renderer
+from .trajectory import Trajectory
+
+
+def render_trajectory(trajectory: Trajectory, renderer: Renderer) -> Trajectory:
+    """Return `trajectory` with tokens, mask and turn spans of `renderer`; its own when they are this renderer's.
+
+    What the agent wrote gets mask 1 and no log-prob, since nobody sampled these tokens. Raises DataError when the
+    messages and the turns do not belong together.
+    """
+    if trajectory.tokens and trajectory.tokenizer == renderer.fingerprint:
+        return trajectory
+    fresh = trajectory.model_copy(
+        update={
+            "tokens": [], "response_mask": [], "logprobs": [], "segment_starts": [], "turns": [],
+            "tokenizer": renderer.fingerprint,
+        }
+    )  # fmt: skip
+    messages, turns = trajectory.messages, [turn for turn in trajectory.turns if turn.text or turn.end > turn.start]
+    spoken = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(spoken) != len(turns):
+        raise DataError(
+            f"trajectory {trajectory.trajectory_id}: {len(spoken)} assistant messages but {len(turns)} turns"
+        )
+    before = 0
+    for index, turn in zip(spoken, turns, strict=True):
+        said = messages[before:index]
+        delta = renderer.delta(said, fresh.tokens[-1]) if before else None
+        if delta is None:
+            fresh.start_segment()
+            delta = renderer.prompt(messages[:index], json.loads(trajectory.tools))
+        fresh.append_context(delta)
+        ids = renderer.assistant_ids(turn.text)
+        ids = ids if turn.finish_reason == "stop" else ids[:-1]  # a cut turn never had its stop token
+        fresh.append_turn(turn.text, turn.finish_reason, ids, [None] * len(ids))
+        fresh.turns[-1].reward, fresh.turns[-1].tools = turn.reward, turn.tools
+        before = index + 1
+    return fresh

@@ -1,0 +1,272 @@
+"""The rollout driver: many episodes at once, tools beside generation, deadlines that nest.
+
+An episode that fails for reasons that are not the agent's (a crash of env or backend) is data, not a crash of the
+rollout: its trajectory carries the error and no reward, and every trainer leaves it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from ..envs.action import Action
+from ..envs.chat_env import ChatEnv, Observation
+from ..envs.registration import make_env
+from .agent import Agent
+from .backend import derive_seed
+from .trajectory import ToolUse, Trajectory, Turn
+
+Step = tuple[Observation, float, bool, bool, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Deadlines in seconds (None: none). Tool limits are the tools' own; each of these holds the one before it."""
+
+    turn_seconds: float | None = 600.0
+    episode_seconds: float | None = 1800.0
+    rollout_seconds: float | None = None
+    stall_seconds: float = 60.0  # after so long without a finished episode, say what is pending
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSpec:
+    """Which episode to run: task, sample of its group, and the ids under which it is kept."""
+
+    task_index: int
+    sample: int
+    group_id: str
+    trajectory_id: str
+    seed: int
+
+
+def plan_episodes(
+    task_indices: Sequence[int], num_generations: int, *, run_id: str, seed: int, version: int = 0
+) -> list[EpisodeSpec]:
+    """Return the episodes of a rollout: `num_generations` samples of each task, a group by run, version and task."""
+    specs = []
+    for repeat, index in enumerate(task_indices):
+        group = f"{run_id}/v{version}/t{index}/r{repeat}"
+        group_seed = derive_seed(seed, version, repeat)
+        specs += [EpisodeSpec(index, k, group, f"{group}/s{k}", group_seed) for k in range(num_generations)]
+    return specs
+
+
+def rollout(
+    env: str | Callable[[], ChatEnv],
+    agent: Agent,
+    n: int,
+    *,
+    num_generations: int = 1,
+    seed: int = 0,
+    run_id: str = "rollout",
+    env_args: dict[str, Any] | None = None,
+    limits: Limits = Limits(),
+) -> list[Trajectory]:
+    """Run tasks 0 to n - 1 of an env, `num_generations` episodes each, and return the trajectories in that order.
+
+    `env` is an id or a function that makes a fresh env. Raises ConfigError for an unknown id or argument.
+    """
+    specs = plan_episodes(range(n), num_generations, run_id=run_id, seed=seed)
+    return run_episodes(env_factory(env, agent, env_args), agent, specs, limits=limits)
+
+
+def env_factory(
+    env: str | Callable[[], ChatEnv], agent: Agent, env_args: dict[str, Any] | None = None
+) -> Callable[[], ChatEnv]:
+    """Return a function that makes envs which talk the agent's chat format."""
+    if callable(env):
+        return env
+    kwargs = dict(env_args or {})
+    if agent.renderer is not None:
+        kwargs.setdefault("chat_format", agent.renderer.chat_format)
+    return lambda: make_env(env, **kwargs)
+
+
+def run_episodes(
+    make: Callable[[], ChatEnv],
+    agent: Agent,
+    specs: Sequence[EpisodeSpec],
+    *,
+    limits: Limits = Limits(),
+    concurrency: int = 64,
+    on_finish: Callable[[Trajectory], None] = lambda _: None,
+    on_stall: Callable[[list[str]], None] = lambda _: None,
+) -> list[Trajectory]:
+    """Run the episodes of `specs`, at most `concurrency` at once; return their trajectories in the order of `specs`.
+
+    `on_finish` is called with each trajectory as it ends, `on_stall` with the ids of what is pending.
+    """
+    driver = _Driver(make, agent, limits, on_finish, on_stall)
+    return asyncio.run(driver.run(specs, concurrency))
+
+
+class _Driver:
+    """One rollout: a pool of envs, the pending episodes, the clock."""
+
+    def __init__(
+        self,
+        make: Callable[[], ChatEnv],
+        agent: Agent,
+        limits: Limits,
+        on_finish: Callable[[Trajectory], None],
+        on_stall: Callable[[list[str]], None],
+    ) -> None:
+        self.make, self.agent, self.limits = make, agent, limits
+        self.on_finish, self.on_stall = on_finish, on_stall
+        self.idle: list[ChatEnv] = []
+        self.open: list[ChatEnv] = []
+        self.pending: dict[str, float] = {}
+        self.progressed = perf_counter()
+        self.began = perf_counter()
+
+    async def run(self, specs: Sequence[EpisodeSpec], concurrency: int) -> list[Trajectory]:
+        """Run all; every env is closed on success, error and cancel."""
+        places = asyncio.Semaphore(concurrency)
+        watch = asyncio.create_task(self._watch())
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._guarded(spec, places)) for spec in specs]
+            return [task.result() for task in tasks]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            watch.cancel()
+            for env in self.open:
+                env.close()
+
+    async def _guarded(self, spec: EpisodeSpec, places: asyncio.Semaphore) -> Trajectory:
+        async with places:
+            env = self._take_env()
+            trajectory = Trajectory(
+                trajectory_id=spec.trajectory_id,
+                group_id=spec.group_id,
+                task_id="",
+                env_id=env.spec.id if env.spec else type(env).__name__,
+                task_index=spec.task_index,
+                sample=spec.sample,
+                seed=spec.seed,
+                agent=self.agent.name,
+                sampling=self.agent.sampling,
+                tokenizer=self.agent.renderer.fingerprint if self.agent.renderer is not None else None,
+            )
+            self.pending[spec.trajectory_id] = perf_counter()
+            try:
+                await self._episode(env, trajectory)
+                self.idle.append(env)
+            except Exception as error:  # noqa: BLE001 - the rollout boundary: a failed episode is data
+                trajectory.error = "".join(traceback.format_exception(error))
+                self.open.remove(env)
+                env.close()
+            finally:
+                self.agent.close(trajectory)
+                del self.pending[spec.trajectory_id]
+            self.progressed = perf_counter()
+            self.on_finish(trajectory)
+            return trajectory
+
+    def _take_env(self) -> ChatEnv:
+        if self.idle:
+            return self.idle.pop()
+        env = self.make()
+        self.open.append(env)
+        return env
+
+    async def _episode(self, env: ChatEnv, trajectory: Trajectory) -> None:
+        """Reset, then act and step until the env says it is over."""
+        deadline = self._deadline()
+        messages, info = env.reset(options={"task_index": trajectory.task_index})
+        assert env.task is not None
+        trajectory.task_id, trajectory.gt = env.task.task_id, env.task.gt
+        trajectory.metadata = dict(env.task.metadata)
+        trajectory.tools = json.dumps(info["tools"], ensure_ascii=False)
+        fits = self.agent.open(trajectory, messages, info["tools"])
+        while True:
+            action = await self._act(env, trajectory, deadline) if fits else Action("", "context")
+            began = perf_counter()
+            messages, reward, terminated, truncated, info = await self._step(env, action, deadline)
+            self._record(trajectory, action, reward, info, perf_counter() - began)
+            if terminated or truncated:
+                break
+            fits = self.agent.observe(trajectory, env, messages)
+        assert env.episode is not None
+        trajectory.messages = list(env.episode.messages)
+        trajectory.terminated, trajectory.truncated = terminated, truncated
+        trajectory.success, trajectory.stop_reason = info["success"], info["stop_reason"]
+
+    def _deadline(self) -> float | None:
+        """Return when the episode must be over, on the event loop's clock."""
+        now = asyncio.get_running_loop().time()
+        rest = self.limits.rollout_seconds
+        ends = [
+            now + self.limits.episode_seconds if self.limits.episode_seconds is not None else None,
+            now + rest - (perf_counter() - self.began) if rest is not None else None,
+        ]
+        return min((end for end in ends if end is not None), default=None)
+
+    async def _act(self, env: ChatEnv, trajectory: Trajectory, deadline: float | None) -> Action:
+        """Let the agent act; past the deadline of turn, episode or rollout the action is the empty one."""
+        turn = self.limits.turn_seconds
+        ends = [asyncio.get_running_loop().time() + turn if turn is not None else None, deadline]
+        try:
+            async with asyncio.timeout_at(min((end for end in ends if end is not None), default=None)):
+                return await self.agent.act(trajectory, env)
+        except TimeoutError:
+            return Action("", "deadline")
+
+    async def _step(self, env: ChatEnv, action: Action, deadline: float | None) -> Step:
+        """Step the env: at once when its tools are in memory, else in a thread, so that sampling goes on beside it."""
+        if env.toolbox.in_memory:
+            return env.step(action)
+        future: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            try:
+                result, error = env.step(action), None
+            except Exception as caught:  # noqa: BLE001 - handed to the rollout boundary below
+                result, error = None, caught
+            loop.call_soon_threadsafe(_settle, future, result, error)
+
+        threading.Thread(target=work, daemon=True, name="env-step").start()
+        async with asyncio.timeout_at(deadline):
+            return await future
+
+    def _record(
+        self, trajectory: Trajectory, action: Action, reward: float, info: dict[str, Any], seconds: float
+    ) -> None:
+        """Write what the env made of the action onto the last turn."""
+        if not trajectory.turns:  # not even one turn could be sampled
+            trajectory.turns.append(
+                Turn(start=len(trajectory.tokens), end=len(trajectory.tokens), text="", finish_reason=action.finish_reason)
+            )
+        turn = trajectory.turns[-1]
+        turn.reward += reward
+        turn.step_seconds += seconds
+        turn.tools += [ToolUse(name=r.name, outcome=r.outcome, seconds=r.seconds) for r in info["tool_results"]]
+        for name, value in info["rewards"].items():
+            before = trajectory.rewards.get(name, 0.0)
+            trajectory.rewards[name] = None if value is None or before is None else before + value
+
+    async def _watch(self) -> None:
+        """Say what is pending whenever nothing has finished for a while."""
+        while True:
+            await asyncio.sleep(self.limits.stall_seconds)
+            now = perf_counter()
+            if self.pending and now - self.progressed > self.limits.stall_seconds:
+                self.on_stall([f"{name} ({now - began:.0f} s)" for name, began in self.pending.items()])
+
+
+def _settle(future: asyncio.Future[Step], result: Step | None, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    elif result is not None:
+        future.set_result(result)

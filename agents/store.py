@@ -1,0 +1,117 @@
+"""The JSONL store of trajectories: one a line, appended durably, read lazily, whole again after a crash."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from pydantic import ValidationError
+
+from ..tools.errors import DataError
+from .trajectory import Trajectory
+
+_SYNC_SECONDS = 1.0  # what a power cut may cost; a killed process loses nothing
+_ERRORS_SHOWN = 5
+
+
+class TrajectoryWriter:
+    """Appends trajectories to a file. What an earlier, killed writer left half-written at the end is cut off first."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: BinaryIO = self.path.open("ab")
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot write: {error.strerror or error}") from error
+        cut_torn_line(self.path)
+        self._synced = monotonic()
+
+    def append(self, trajectory: Trajectory) -> None:
+        """Write one line. Raises DataError (nothing half-written stays) when the disk refuses it."""
+        line = trajectory.model_dump_json().encode() + b"\n"
+        before = self._file.tell()
+        try:
+            self._file.write(line)
+            self._file.flush()
+            if monotonic() - self._synced > _SYNC_SECONDS:
+                os.fsync(self._file.fileno())
+                self._synced = monotonic()
+        except OSError as error:
+            os.truncate(self.path, before)
+            raise DataError(
+                f"{self.path}: cannot write: {error.strerror or error}; what was finished before is kept, "
+                "make room and go on with --resume"
+            ) from error
+
+    def close(self) -> None:
+        """Bring everything to the disk and close."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def cut_torn_line(path: Path) -> int:
+    """Cut a last line without its newline; return the bytes cut."""
+    with path.open("rb+") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                end = start + found + 1
+                break
+            end = start
+        file.truncate(end)
+        return size - end
+
+
+def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
+    """Yield the trajectories of a file, one at a time.
+
+    Raises DataError naming file, line, path in the record, what was wanted and what came; for a last line that was
+    cut it says how to mend it.
+    """
+    path = Path(path)
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
+    with file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                yield Trajectory.model_validate_json(line)
+            except ValidationError as error:
+                if not line.endswith(b"\n"):
+                    raise DataError(
+                        f"{path}, line {number}: the line is cut in the middle; `gymtune rollout ... --resume` cuts it "
+                        "off and goes on, or delete the line"
+                    ) from error
+                raise DataError(f"{path}, line {number}: {describe(error)}") from error
+
+
+def describe(error: ValidationError) -> str:
+    """Return the first errors of a record in one line: path, what was wrong, what came."""
+    found = error.errors(include_url=False)
+    parts = [
+        f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']} (got {str(e.get('input'))[:60]!r})"
+        for e in found[:_ERRORS_SHOWN]
+    ]
+    more = f"; and {len(found) - _ERRORS_SHOWN} more" if len(found) > _ERRORS_SHOWN else ""
+    return "; ".join(parts) + more

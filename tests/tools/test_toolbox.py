@@ -1,0 +1,285 @@
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from gymtune.tools import Outcome, ParsedCall, Tool, Toolbox, ToolResult, tool
+from gymtune.tools.errors import ConfigError, ToolError
+
+FREE = {"type": "object"}
+ONE: dict[str, Any] = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def make(function: Callable[..., Any], name: str = "t", **options: Any) -> Tool:
+    return Tool(**{"name": name, "description": "", "parameters": FREE, "function": function, **options})
+
+
+def ask(name: str = "t", call_id: str = "c", **arguments: Any) -> ParsedCall:
+    return ParsedCall(call_id, name, arguments, None, "raw")
+
+
+def run(function: Callable[..., Any], **options: Any) -> ToolResult:
+    """Run in a thread and inline, where both end alike."""
+    limit = options.pop("max_result_chars", 4096)
+    threaded, inline = (
+        Toolbox([make(function, in_memory=in_memory, **options)], max_result_chars=limit).call(ask())
+        for in_memory in (False, True)
+    )
+    assert (threaded.outcome, threaded.content) == (inline.outcome, inline.content)
+    return inline
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Holds hanging tools, and lets them go when the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("as it is", "as it is"),
+        ("", ""),
+        (None, "null"),
+        (True, "true"),
+        (1.5, "1.5"),
+        ({"é": [1, None]}, '{"é": [1, null]}'),
+        ("<|im_end|><|im_start|>system", "<|im_end|><|im_start|>system"),
+        ("a\ud800b", "a\ufffdb"),
+        ("\udc00", "\ufffd"),
+        ("\ud83d\ude00", "😀"),
+        (["\ud800"], '["\ufffd"]'),
+        (Outcome.ok, "ok"),
+    ],
+)
+def test_result_text(value: object, text: str) -> None:
+    result = run(lambda: value)
+    assert (result.outcome, result.content, result.failed) == (Outcome.ok, text, False)
+    assert result.message() == {"role": "tool", "tool_call_id": "c", "name": "t", "content": text}
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), [float("inf")], {1, 2}, object(), b"x", [10**5000]], ids=lambda value: type(value).__name__
+)
+def test_results_without_json_form(value: object) -> None:
+    result = run(lambda: value)
+    assert result.outcome is Outcome.exception
+    assert "no JSON form" in result.content
+
+
+def test_a_circular_result() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    assert "no JSON form" in run(lambda: loop).content
+
+
+class _UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("error", "content"),
+    [
+        (ToolError("give a positive n"), "error (exception): give a positive n"),
+        (ValueError("bad"), "error (exception): ValueError: bad"),
+        (KeyError("k"), "error (exception): KeyError: 'k'"),
+        (ValueError(), "error (exception): ValueError"),
+        (TimeoutError("socket"), "error (exception): TimeoutError: socket"),
+        (SystemExit(1), "error (exception): SystemExit: 1"),
+        (asyncio.CancelledError(), "error (exception): CancelledError"),
+        (_UnprintableError(), "error (exception): _UnprintableError"),
+        (ToolError("\ud800"), "error (exception): \ufffd"),
+    ],
+)
+def test_exceptions(error: BaseException, content: str) -> None:
+    def fail() -> None:
+        raise error
+
+    result = run(fail)
+    assert (result.outcome, result.content, result.failed) == (Outcome.exception, content, True)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_keyboard_interrupt_passes_through(in_memory: bool) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Toolbox([make(interrupted, in_memory=in_memory)]).call(ask())
+
+
+def test_truncation_counts_what_is_cut() -> None:
+    result = run(lambda: "x" * 25, max_result_chars=10)
+    assert (result.outcome, result.content) == (Outcome.truncated, "x" * 10 + "\n[15 more characters cut]")
+    assert not result.failed
+    assert run(lambda: "x" * 10, max_result_chars=10).outcome is Outcome.ok
+
+
+def test_errors_are_short() -> None:
+    def fail() -> None:
+        raise ToolError("y" * 10**6)
+
+    assert len(run(fail).content) < 1100
+    assert len(run(fail, max_result_chars=50).content) < 100
+
+
+def test_the_tool_is_not_run_on_the_models_mistakes() -> None:
+    ran: list[int] = []
+
+    def record(n: int) -> None:
+        ran.append(n)
+
+    box = Toolbox([make(record, "add", parameters=ONE)])
+    broken = box.call(ParsedCall("c", "add", None, "the call is not JSON", "raw"))
+    assert (broken.outcome, broken.content) == (Outcome.parse_error, "error (parse_error): the call is not JSON")
+    both = box.call(ParsedCall("c", "add", {"n": 1}, "nested", "raw"))  # an error wins over readable arguments
+    assert both.outcome is Outcome.parse_error
+    unknown = box.call(ask("addd", n=1))
+    assert unknown.outcome is Outcome.unknown_tool
+    assert unknown.content == "error (unknown_tool): no tool is named 'addd'. Did you mean 'add'?"
+    violated = box.call(ask("add", n="1"))
+    assert violated.content == "error (schema_violation): at $.n: '1' is not of type 'integer'"
+    assert (violated.outcome, violated.violation) == (Outcome.schema_violation, "at $.n: '1' is not of type 'integer'")
+    assert ran == []
+    assert all(result.failed and result.seconds == 0 for result in (broken, both, unknown, violated))
+
+
+def test_unknown_tool_without_tools_and_with_a_huge_name() -> None:
+    assert Toolbox([]).call(ask("x")).content == "error (unknown_tool): no tool is named 'x'. There are no tools."
+    assert len(Toolbox([make(len)]).call(ask("y" * 10**6)).content) < 200
+
+
+def test_report_runs_and_records() -> None:
+    box = Toolbox([make(lambda n: n, parameters=ONE, on_violation="report", in_memory=True)])
+    result = box.call(ask(n="1"))
+    assert (result.outcome, result.content) == (Outcome.ok, "1")
+    assert result.violation == "at $.n: '1' is not of type 'integer'"
+    assert box.call(ask(n=1)).violation is None
+
+
+def in_this_thread(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def in_another_thread(work: Callable[[], Any]) -> Any:
+    box: list[Any] = []
+    thread = threading.Thread(target=lambda: box.append(work()))
+    thread.start()
+    thread.join()
+    return box[0]
+
+
+def in_an_event_loop(work: Callable[[], Any]) -> Any:
+    async def main() -> Any:
+        return work()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", [in_this_thread, in_another_thread, in_an_event_loop])
+def test_hanging_tools_time_out(where: Callable[[Callable[[], Any]], Any], gate: threading.Event) -> None:
+    cancelled = threading.Event()
+
+    async def sleeps() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    async def blocks_its_loop() -> None:
+        gate.wait()
+
+    for function in (gate.wait, sleeps, blocks_its_loop):
+        result = where(partial(Toolbox([make(function, time_limit=0.1)]).call, ask()))
+        assert result.outcome is Outcome.timeout
+        assert result.content == "error (timeout): no result within 0.1 seconds"
+        assert 0.1 <= result.seconds < 2
+    assert cancelled.wait(2)  # a coroutine is cancelled, so that it can clean up
+
+
+def test_async_tools_run_from_a_running_loop() -> None:
+    @tool
+    async def double(n: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * n
+
+    assert in_an_event_loop(lambda: Toolbox([double]).call(ask("double", n=4))).content == "8"
+
+
+def test_a_turn_runs_together_and_answers_in_call_order(gate: threading.Event) -> None:
+    barrier = threading.Barrier(3)
+
+    def meet(n: int) -> int:
+        barrier.wait(5)  # passes only if three calls are under way at once
+        return n
+
+    tools = [
+        make(meet, "meet", parameters=ONE),
+        make(gate.wait, "hang", time_limit=0.3),
+        make(lambda: 0, "quick", in_memory=True),
+    ]
+    calls = [
+        ask("hang", "a"),
+        ask("meet", "b", n=1),
+        ask("quick", "c"),
+        ask("meet", "d", n=2),
+        ask("no", "e"),
+        ask("meet", "f", n=3),
+    ]
+    began = time.monotonic()
+    results = Toolbox(tools).call_all(calls)
+    assert time.monotonic() - began < 2
+    assert [result.tool_call_id for result in results] == list("abcdef")
+    assert [result.outcome.value for result in results] == ["timeout", "ok", "ok", "ok", "unknown_tool", "ok"]
+    assert [results[i].content for i in (1, 2, 3, 5)] == ["1", "0", "2", "3"]
+    assert results[1].seconds < 0.25  # its own time, not the wait for the hanging one
+
+
+def test_done_too_late_is_a_timeout_whoever_was_waited_for(gate: threading.Event) -> None:
+    late = make(lambda: gate.wait(0.15), "late", time_limit=0.05)
+    results = Toolbox([make(gate.wait, "hang", time_limit=0.3), late]).call_all([ask("hang"), ask("late")])
+    assert [result.outcome for result in results] == [Outcome.timeout, Outcome.timeout]
+
+
+def test_more_calls_than_threads() -> None:
+    results = Toolbox([make(lambda n: n, parameters=ONE)]).call_all([ask(n=n) for n in range(100)])
+    assert [result.content for result in results] == [str(n) for n in range(100)]
+
+
+def test_in_memory_runs_in_the_callers_thread() -> None:
+    box = Toolbox([make(lambda: threading.current_thread() is threading.main_thread(), in_memory=True)])
+    assert box.in_memory
+    assert box.call(ask()).content == "true"
+    assert not Toolbox([make(len), make(len, "u", in_memory=True)]).in_memory
+
+
+def test_names_and_schemas_keep_their_order() -> None:
+    box = Toolbox([make(len, "b"), make(len, "a")])
+    assert box.names == ["b", "a"]
+    assert [schema["function"]["name"] for schema in box.schemas()] == ["b", "a"]
+
+
+def test_configuration_is_checked() -> None:
+    with pytest.raises(ConfigError, match="twice: a"):
+        Toolbox([make(len, "a"), make(len, "b"), make(len, "a")])
+    with pytest.raises(ConfigError, match="max_result_chars"):
+        Toolbox([], max_result_chars=0)
+
+
+def test_the_interpreter_exits_while_a_tool_hangs() -> None:
+    code = """
+import threading
+from gymtune.tools import ParsedCall, Tool, Toolbox
+hang = Tool("hang", "", {"type": "object"}, threading.Event().wait, time_limit=0.05)
+assert Toolbox([hang]).call(ParsedCall("c", "hang", {}, None, "")).outcome == "timeout"
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=30, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,265 @@
+"""Layers, their precedence, and every way to be told that an option is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gymtune.tools.errors import ConfigError
+from gymtune.trainers.config import Resolved, TrainConfig, resolve
+from gymtune.trainers.presets import PRESETS
+from pydantic import ValidationError
+
+NEEDED = {
+    "sft": {"model": "m", "output_dir": "o", "data": "d.jsonl"},
+    "grpo": {"model": "m", "output_dir": "o", "env": "E-v0"},
+    "cispo": {"model": "m", "output_dir": "o", "env": "E-v0"},
+}
+
+
+def made(algo, *sets, **layers):
+    options = {**NEEDED[algo], **layers.pop("options", {})}
+    return resolve(algo, sets=sets, options=options, **layers)
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text):
+        path = tmp_path / "run.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+# --- precedence -------------------------------------------------------------------------------------------------------
+
+
+def test_each_layer_covers_the_one_below(toml):
+    file = toml("learning_rate = 0.5\nseed = 5\n")
+    layers = [
+        (made("grpo"), 3e-4, "default"),
+        (made("sft"), 1e-3, "preset sft"),
+        (made("sft", file=file), 0.5, f"file {file}"),
+        (made("sft", "learning_rate=0.25", file=file), 0.25, "command line"),
+        (made("sft", options={"learning_rate": 0.25}, file=file), 0.25, "command line"),
+    ]
+    for resolved, value, origin in layers:
+        assert resolved.config.learning_rate == value
+        assert resolved.origin["learning_rate"] == origin
+    assert layers[-1][0].origin["seed"] == f"file {file}"
+
+
+def test_presets():
+    assert made("grpo").config.averaging == "sequence_mean"
+    assert made("grpo").config.epsilon_high is None
+    assert made("cispo").config.averaging == "token_mean"
+    assert made("cispo").config.epsilon_high == 5.0
+
+
+def test_python_users_get_the_preset_too():
+    assert TrainConfig(algo="cispo", **NEEDED["cispo"]) == made("cispo").config
+    assert TrainConfig(algo="sft", learning_rate=0.1, **NEEDED["sft"]).learning_rate == 0.1
+
+
+def test_dicts_are_merged_by_key(toml):
+    file = toml("[env_args]\nlevels = [1]\nsize = 3\ndeep = {a = 1, b = 2}\n")
+    resolved = made("grpo", "env_args.levels=[1, 2]", "env_args.deep.b=5", "reward_weights.gt=2", file=file)
+    assert resolved.config.env_args == {"levels": [1, 2], "size": 3, "deep": {"a": 1, "b": 5}}
+    assert resolved.config.reward_weights == {"gt": 2.0}
+    assert resolved.origin["env_args.levels"] == resolved.origin["env_args.deep.b"] == "command line"
+    assert resolved.origin["env_args.size"] == f"file {file}"
+
+
+def test_a_plain_value_in_a_dict_gives_way_to_a_deeper_one(toml):
+    resolved = made("grpo", "env_args.a.b=1", file=toml("[env_args]\na = 3\n"))
+    assert resolved.config.env_args == {"a": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("item", "key", "value"),
+    [
+        ("output_dir=2024", "output_dir", "2024"),
+        ('output_dir="a b"', "output_dir", "a b"),
+        ("output_dir=a=b", "output_dir", "a=b"),
+        ("output_dir=true", "output_dir", "true"),
+        ("output_dir=1\nseed=3", "output_dir", "1\nseed=3"),
+        ("env_args.a=1\nb = 2", "env_args", {"a": "1\nb = 2"}),
+        ("learning_rate=1e-5", "learning_rate", 1e-5),
+        ("temperature=2", "temperature", 2.0),
+        ("averaging = constant", "averaging", "constant"),
+        ("save_total_limit=none", "save_total_limit", None),
+        ("control=none", "control", "none"),
+        ("mask_truncated_completions=true", "mask_truncated_completions", True),
+    ],
+)
+def test_values_of_set(item, key, value):
+    needed = {name: text for name, text in NEEDED["grpo"].items() if name != key}
+    assert getattr(resolve("grpo", sets=[item], options=needed).config, key) == value
+
+
+def test_paths_are_text():
+    assert made("sft", options={"data": Path("x/y.jsonl")}).config.data == str(Path("x/y.jsonl"))
+
+
+def test_same_value_twice_is_fine():
+    assert made("grpo", "seed=3", "seed=3", options={"seed": 3}).config.seed == 3
+
+
+def test_config_is_frozen():
+    with pytest.raises(ValidationError, match="frozen"):
+        made("sft").config.seed = 3
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algo", "sets", "message"),
+    [
+        ("grpo", ["learning_rat=1"], r"'learning_rat' \(from command line\)\. Did you mean 'learning_rate'"),
+        ("grpo", ["learning_rate=fast"], r"learning_rate \(from command line\): wanted a valid number, came 'fast'"),
+        ("grpo", ["seed=1.5"], r"seed \(from command line\): wanted a valid integer, came 1.5"),
+        ("grpo", ["seed=true"], "seed .*wanted a valid integer, came True"),
+        ("grpo", ["learning_rate=0"], "learning_rate .*wanted greater than 0, came 0"),
+        ("grpo", ["learning_rate=inf"], "learning_rate .*wanted a finite number, came inf"),
+        ("grpo", ["averaging=mean"], "averaging .*wanted 'token_mean', 'sequence_mean' or 'constant', came 'mean'"),
+        ("grpo", ["device=gpu"], "device .*wanted cpu, cuda or cuda:N, came 'gpu'"),
+        ("grpo", ["reward_weights.gt=much"], r"reward_weights.gt \(from command line\): wanted a valid number"),
+        ("grpo", ["env_args=3"], "env_args .*wanted a valid dictionary, came 3"),
+        ("grpo", ["env_args.day=1979-05-27"], "env_args.day .*a value that JSON can hold"),
+        ("grpo", ["seed.x=3"], "seed .*wanted a valid integer"),
+        ("grpo", ["num_generations=1"], "num_generations .*wanted greater than or equal to 2, came 1"),
+        ("grpo", ["mini_batches=7"], r"mini_batches must divide the 256 episodes .*32 x num_generations 8\), came 7"),
+        ("grpo", ["env=none"], "env is not set"),
+        ("sft", ["data=none"], "data is not set"),
+        ("sft", ["averaging=constant"], "averaging 'constant' divides by"),
+        ("cispo", ["epsilon_high=none"], "caps the ratio at epsilon_high, which is none"),
+        ("sft", ["warmup_steps=101"], "warmup_steps 101 is more than max_steps 100"),
+        ("cispo", ["averaging=constant"], "--algo cispo pins it to 'token_mean' .*came 'constant'. sft and grpo leave"),
+        ("sft", ["epsilon=0.3"], "epsilon .*--algo sft does not read it; grpo would"),
+        ("sft", ["beta=0.0"], "beta .*--algo sft does not read it; grpo and cispo would"),
+        ("cispo", ["epsilon=0.2"], "epsilon .*--algo cispo does not read it; grpo would"),
+        ("grpo", ["min_reward=1.0"], "min_reward .*--algo grpo does not read it; sft would"),
+        ("grpo", ["lr_scheduler_type=constant", "min_lr_ratio=0.1"], "min_lr_ratio .*a constant learning rate"),
+        ("grpo", ["seed=1", "seed=2"], "seed is given twice on the command line: seed = 1 and seed = 2"),
+        ("grpo", ["env_args.a=1", "env_args.a.b=1"], "env_args.a.b is given twice"),
+        ("grpo", ["seed"], "--set wants key=value, came 'seed'"),
+        ("grpo", ["env_args.=1"], "--set wants key=value"),
+        ("grpo", ["algo=sft"], "algo is 'sft' in the command line but 'grpo' was asked for"),
+    ],
+)
+def test_refusals_on_the_command_line(algo, sets, message):
+    keys = {item.partition("=")[0] for item in sets}
+    needed = {key: value for key, value in NEEDED[algo].items() if key not in keys}
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolve(algo, sets=sets, options=needed)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed = 1\nlearning_rat = 2\n", r"unknown key 'learning_rat' \(from file .*run.toml\)\. Did you mean"),
+        ('seed = "one"\n', r"seed \(from file .*run.toml\): wanted a valid integer, came 'one'"),
+        ("min_reward = 1.0\n", r"min_reward \(from file .*run.toml\): --algo grpo does not read it"),
+        ("seed = 1\nepsilon 3\n", r"run.toml is not TOML: .*line 2"),
+        ('algo = "sft"\n', r"algo is 'sft' in the file .*run.toml but 'grpo'"),
+    ],
+)
+def test_refusals_in_the_file(toml, text, message):
+    with pytest.raises(ConfigError, match=message):
+        made("grpo", file=toml(text))
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read the config file .*no.toml: No such file"):
+        made("grpo", file=tmp_path / "no.toml")
+
+
+def test_option_and_set_must_agree():
+    with pytest.raises(ConfigError, match="seed is given twice"):
+        made("grpo", "seed=1", options={"seed": 2})
+
+
+def test_unknown_algo():
+    with pytest.raises(ConfigError, match=r"unknown algo 'gpro'\. Did you mean 'grpo'"):
+        resolve("gpro")
+    with pytest.raises(ConfigError, match=r"unknown algo 'gpro'\. Did you mean 'grpo'"):
+        TrainConfig(algo="gpro", model="m", output_dir="o")
+
+
+def test_required_keys_are_named():
+    with pytest.raises(ConfigError, match="model is required and not set; output_dir is required and not set"):
+        resolve("grpo")
+
+
+def test_python_users_get_the_same_errors():
+    with pytest.raises(ConfigError, match=r"^unknown key 'learning_rat'\. Did you mean"):
+        TrainConfig(algo="sft", learning_rat=1, **NEEDED["sft"])
+    with pytest.raises(ConfigError, match=r"^epsilon: --algo sft does not read it"):
+        TrainConfig(algo="sft", epsilon=0.2, **NEEDED["sft"])
+
+
+# --- the presets themselves -------------------------------------------------------------------------------------------
+
+
+def test_every_key_is_read_by_an_algorithm_and_every_read_key_exists():
+    assert set().union(*(preset.reads for preset in PRESETS.values())) == TrainConfig.model_fields.keys()
+
+
+@pytest.mark.parametrize("algo", PRESETS)
+def test_presets_set_and_pin_only_what_is_read(algo):
+    preset = PRESETS[algo]
+    assert preset.values.keys() <= preset.reads
+    assert preset.pinned.keys() <= preset.values.keys()
+
+
+def test_every_field_is_described():
+    assert all(field.description for field in TrainConfig.model_fields.values())
+
+
+# --- table, dump, load ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algo", PRESETS)
+def test_table_shows_what_is_read_and_is_toml(algo, toml):
+    resolved = made(algo, "seed=4", "lr_scheduler_type=constant", "save_total_limit=none")
+    rows = resolved.table()
+    assert {key for key, _, _ in rows} == PRESETS[algo].reads - {"min_lr_ratio"}
+    assert ("seed", "4", "command line") in rows
+    assert ("max_steps", "100", "default") in rows
+    assert ("save_total_limit", '"none"', "command line") in rows
+    file = toml("".join(f"{key} = {value}\n" for key, value, _ in rows))
+    assert resolve(algo, file=file).config == resolved.config
+
+
+@pytest.mark.parametrize("algo", PRESETS)
+def test_dump_and_load(algo, tmp_path):
+    resolved = made(algo, "lr_scheduler_type=constant", options={"output_dir": "结果"})
+    resolved.dump(tmp_path / "config.json")
+    assert Resolved.load(tmp_path / "config.json") == resolved
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": [1], "origin": {}}', '{"config": {}, "origin": 3}'])
+def test_load_names_a_broken_file(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"config.json is not the config.json of a run"):
+        Resolved.load(tmp_path / "config.json")
+
+
+def test_load_checks_values(tmp_path):
+    path = tmp_path / "config.json"
+    made("sft").dump(path)
+    record = json.loads(path.read_text())
+    record["config"]["seed"] = "one"
+    path.write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=r"seed \(from file .*config.json\): wanted a valid integer"):
+        Resolved.load(path)
+
+
+def test_config_needs_no_torch():
+    code = "import sys, gymtune.trainers.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

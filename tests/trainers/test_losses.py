@@ -1,0 +1,328 @@
+"""Losses by hand, against slow Python loops, by finite differences, and under every split of a batch."""
+
+import math
+
+import pytest
+import torch
+from gymtune.tools.errors import ConfigError, RunError
+from gymtune.trainers.losses import (
+    MAX_LOG_RATIO,
+    BatchCounts,
+    aggregate,
+    cispo_token_loss,
+    grpo_token_loss,
+    kl_k3,
+    sft_token_loss,
+    token_logprobs,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FP32 = 1e-5  # float32 against arithmetic by hand
+FP64 = 1e-12  # two float64 ways to the same number
+AVERAGINGS = ["token_mean", "sequence_mean", "constant"]
+TOKENS = st.lists(st.tuples(*[st.floats(-5, -0.01)] * 2, st.floats(-3, 3)), min_size=1, max_size=12)
+
+
+def doubles(values, grad=False):
+    return torch.tensor(values, dtype=torch.float64, requires_grad=grad)
+
+
+def columns(tokens):
+    return [doubles(column) for column in zip(*tokens, strict=True)]
+
+
+def gradient(loss, *inputs):
+    return torch.autograd.grad(loss, inputs, allow_unused=False)
+
+
+# --- token losses ---------------------------------------------------------------------------------------------------
+
+
+def test_grpo_by_hand():
+    # ratios 1.5, 1.5, 0.5, 0.5, 1.1 with bounds 0.8 and 1.2
+    old = torch.full((5,), -2.0)
+    new = old + torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1]).log()
+    out = grpo_token_loss(new, old, torch.tensor([2.0, -2.0, 2.0, -2.0, 3.0]), 0.2, 0.2)
+    # -min(3, 2.4), -min(-3, -2.4), -min(1, 1.6), -min(-1, -1.6), -min(3.3, 3.3)
+    assert out.loss.tolist() == pytest.approx([-2.4, 3.0, -1.0, 1.6, -3.3], rel=FP32)
+    assert out.ratio.tolist() == pytest.approx([1.5, 1.5, 0.5, 0.5, 1.1], rel=FP32)
+    assert out.clip_high.tolist() == [True, False, False, False, False]
+    assert out.clip_low.tolist() == [False, False, False, True, False]
+
+
+def test_grpo_bounds_are_separate():
+    old = torch.zeros(2)
+    new = torch.tensor([1.25, 0.75]).log()
+    out = grpo_token_loss(new, old, torch.tensor([1.0, -1.0]), 0.1, 0.3)
+    assert out.loss.tolist() == pytest.approx([-1.25, 0.9], rel=FP32)
+    assert (out.clip_low.tolist(), out.clip_high.tolist()) == ([False, True], [False, False])
+
+
+def test_cispo_by_hand():
+    # ratios 8, 5.5, 2 with cap 5: -(5 * 3 * log 0.8), -(5 * -2 * log 0.55), -(2 * -1 * log 0.2)
+    new = torch.tensor([0.8, 0.55, 0.2]).log()
+    out = cispo_token_loss(new, torch.full((3,), 0.1).log(), torch.tensor([3.0, -2.0, -1.0]), 5.0)
+    assert out.loss.tolist() == pytest.approx([-15 * math.log(0.8), 10 * math.log(0.55), 2 * math.log(0.2)], rel=FP32)
+    assert out.ratio.tolist() == pytest.approx([8.0, 5.5, 2.0], rel=FP32)
+    assert (out.clip_low.tolist(), out.clip_high.tolist()) == ([False] * 3, [True, True, False])
+
+
+def test_sft_by_hand():
+    assert sft_token_loss(torch.tensor([0.5, 0.25]).log()).tolist() == pytest.approx([math.log(2), math.log(4)])
+
+
+@given(TOKENS, st.floats(0.05, 0.9), st.floats(0.05, 3))
+def test_grpo_equals_loop(tokens, low, high):
+    expected = []
+    for new, old, advantage in tokens:
+        ratio = math.exp(new - old)
+        expected.append(-min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage))
+    new, old, advantages = columns(tokens)
+    assert grpo_token_loss(new, old, advantages, low, high).loss.tolist() == pytest.approx(expected, rel=FP64, abs=FP64)
+
+
+@given(TOKENS, st.floats(0.5, 6))
+def test_cispo_equals_loop(tokens, cap):
+    expected = [-min(math.exp(new - old), cap) * advantage * new for new, old, advantage in tokens]
+    new, old, advantages = columns(tokens)
+    assert cispo_token_loss(new, old, advantages, cap).loss.tolist() == pytest.approx(expected, rel=FP64, abs=FP64)
+
+
+def test_gradients_by_finite_differences():
+    torch.manual_seed(0)
+    new, old = (-torch.rand(12, dtype=torch.float64) * 3 for _ in range(2))
+    advantages = torch.randn(12, dtype=torch.float64)
+    new.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: grpo_token_loss(x, old, advantages, 0.2, 0.3).loss, new)
+    assert torch.autograd.gradcheck(lambda x: kl_k3(x, old), new)
+    assert torch.autograd.gradcheck(sft_token_loss, new)
+    # CISPO holds its weight fixed: finite differences see it only with the weight at r = cap everywhere
+    far_below = torch.full_like(old, -9.0)
+    assert torch.autograd.gradcheck(lambda x: cispo_token_loss(x, far_below, advantages, 2.0).loss, new)
+
+
+@pytest.mark.parametrize("loss", ["grpo", "cispo"])
+def test_on_policy_gradient_is_that_of_reinforce(loss):
+    new = doubles([-1.0, -2.0, -0.5], grad=True)
+    advantages = doubles([1.5, -0.5, 2.0])
+    if loss == "grpo":
+        out = grpo_token_loss(new, new.detach().clone(), advantages, 0.2, 0.2)
+    else:
+        out = cispo_token_loss(new, new.detach().clone(), advantages, 5.0)
+    reinforce = -(advantages * new).sum()
+    torch.testing.assert_close(gradient(out.loss.sum(), new), gradient(reinforce, new), rtol=FP64, atol=0)
+    assert not (out.clip_low | out.clip_high).any()
+
+
+def test_clipped_tokens_keep_their_gradient_in_cispo_only():
+    old, advantages = doubles([-4.0, -4.0]), doubles([1.0, 2.0])
+    new = doubles([-1.0, -4.0], grad=True)  # ratio e^3, above every bound, and 1
+    grpo = grpo_token_loss(new, old, advantages, 0.2, 0.2)
+    cispo = cispo_token_loss(new, old, advantages, 5.0)
+    assert grpo.clip_high.tolist() == cispo.clip_high.tolist() == [True, False]
+    assert gradient(grpo.loss.sum(), new)[0].tolist() == pytest.approx([0.0, -2.0], rel=FP64)
+    assert gradient(cispo.loss.sum(), new)[0].tolist() == pytest.approx([-5.0, -2.0], rel=FP64)  # -cap A, -r A
+
+
+@pytest.mark.parametrize("gap", [0.0, 1.0, 500.0, -500.0])
+def test_zero_advantage_has_zero_loss_and_gradient(gap):
+    new = torch.tensor([-1.0, -2.0], requires_grad=True)
+    old, zero = new.detach() - gap, torch.zeros(2)
+    for out in (grpo_token_loss(new, old, zero, 0.2, 0.2), cispo_token_loss(new, old, zero, 5.0)):
+        assert out.loss.abs().tolist() == [0.0, 0.0]
+        assert gradient(out.loss.sum(), new)[0].abs().tolist() == [0.0, 0.0]
+
+
+def test_huge_log_ratios_stay_finite():
+    new = torch.tensor([-1.0], requires_grad=True)
+    for value in (
+        grpo_token_loss(new, torch.tensor([-900.0]), torch.tensor([-1.0]), 0.2, 0.2).loss,
+        kl_k3(new - 900.0, new.detach()),
+    ):
+        assert value.item() == pytest.approx(math.exp(MAX_LOG_RATIO), rel=FP32)
+        assert gradient(value.sum(), new)[0].item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given_dtype", "computed"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)],
+)
+def test_computed_in_float32_or_wider(given_dtype, computed):
+    x, zero = torch.tensor([-1.0], dtype=given_dtype), torch.zeros(1, dtype=torch.int64)
+    counts = BatchCounts(1, 1, 1)
+    for value in (
+        grpo_token_loss(x, x, x, 0.2, 0.2).loss,
+        cispo_token_loss(x, x, x, 5.0).loss,
+        sft_token_loss(x),
+        kl_k3(x, x),
+        *(aggregate(x, zero, counts, how, torch.ones(1)) for how in ("token_mean", "constant")),
+        *token_logprobs(x.view(1, 1), x.view(1, 1), zero, 1.0),
+    ):
+        assert value.dtype == computed
+
+
+# --- KL ---------------------------------------------------------------------------------------------------------------
+
+
+def test_k3_by_hand():
+    # policy 1/2, reference 1/4: d = -log 2, 1/2 + log 2 - 1
+    value = kl_k3(torch.tensor([0.5]).log(), torch.tensor([0.25]).log())
+    assert value.item() == pytest.approx(math.log(2) - 0.5, rel=FP32)
+    assert kl_k3(torch.tensor([-3.0]), torch.tensor([-3.0])).item() == 0.0
+
+
+def test_k3_against_exact_kl():
+    theta = doubles([0.3, -1.0, 2.0, 0.5], grad=True)
+    reference = doubles([1.0, 0.2, -0.7, 0.1]).log_softmax(0)
+
+    def expected(estimate):
+        current = theta.log_softmax(0)
+        return (current.exp() * estimate(current)).sum()
+
+    exact = expected(lambda current: current - reference)
+    expectation = expected(lambda current: kl_k3(current, reference))
+    torch.testing.assert_close(expectation, exact, rtol=FP64, atol=0)
+    torch.testing.assert_close(gradient(expectation, theta), gradient(exact, theta), rtol=FP64, atol=FP64)
+    # What a trainer averages over sampled tokens has no gradient through the sampling: that of KL(reference || policy).
+    current = theta.log_softmax(0)
+    sampled = (current.detach().exp() * kl_k3(current, reference)).sum()
+    other_way = (reference.exp() * (reference - theta.log_softmax(0))).sum()
+    torch.testing.assert_close(gradient(sampled, theta), gradient(other_way, theta), rtol=FP64, atol=FP64)
+
+
+@given(TOKENS)
+def test_k3_is_never_negative(tokens):
+    new, reference, _ = columns(tokens)
+    expected = [math.exp(r - n) - (r - n) - 1 for n, r, _ in tokens]
+    value = kl_k3(new, reference)
+    assert value.tolist() == pytest.approx(expected, rel=FP64, abs=FP64)
+    assert (value >= 0).all()
+
+
+# --- averaging --------------------------------------------------------------------------------------------------------
+
+
+def test_averages_by_hand():
+    # two trajectories: 1 2 3 and 10; max_tokens 5
+    values, sequence, lengths = doubles([1.0, 2.0, 3.0, 10.0]), torch.tensor([0, 0, 0, 1]), torch.tensor([3, 1])
+    counts = BatchCounts(tokens=4, sequences=2, max_tokens=5)
+    assert aggregate(values, sequence, counts, "token_mean").item() == 16 / 4
+    assert aggregate(values, sequence, counts, "sequence_mean", lengths).item() == (2 + 10) / 2
+    assert aggregate(values, sequence, counts, "constant").item() == 16 / (2 * 5)
+
+
+@pytest.mark.parametrize("how", AVERAGINGS)
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_any_split_and_order_gives_the_same_loss_and_gradient(how, parts, shuffled):
+    torch.manual_seed(3)
+    lengths = torch.tensor([1, 7, 2, 5, 3, 9, 4, 6])
+    sequence = torch.arange(8).repeat_interleave(lengths)
+    theta = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    features = torch.randn(len(sequence), 4, dtype=torch.float64)
+    counts = BatchCounts(len(sequence), 8, 10)
+
+    def share(where):
+        return aggregate((features[where] @ theta).tanh(), sequence[where], counts, how, lengths)
+
+    slow = sum(
+        (
+            (features[sequence == s] @ theta).tanh().sum()
+            / {"token_mean": 37, "sequence_mean": 8 * n, "constant": 80}[how]
+        )
+        for s, n in enumerate(lengths.tolist())
+    )
+    order = torch.randperm(8) if shuffled else torch.arange(8)
+    whole = sum(
+        share(torch.cat([torch.nonzero(sequence == s).squeeze(1) for s in members])) for members in order.chunk(parts)
+    )
+    torch.testing.assert_close(whole, slow, rtol=FP64, atol=FP64)
+    torch.testing.assert_close(gradient(whole, theta), gradient(slow, theta), rtol=FP64, atol=FP64)
+
+
+def test_a_trajectory_in_two_segments_counts_once():
+    counts, lengths = BatchCounts(6, 2, 9), torch.tensor([4, 2])
+    head = aggregate(doubles([1.0, 2.0, 5.0]), torch.tensor([0, 0, 1]), counts, "sequence_mean", lengths)
+    tail = aggregate(doubles([3.0, 6.0, 7.0]), torch.tensor([0, 0, 1]), counts, "sequence_mean", lengths)
+    assert (head + tail).item() == pytest.approx(((1 + 2 + 3 + 6) / 4 + (5 + 7) / 2) / 2, rel=FP64)
+
+
+@pytest.mark.parametrize("how", AVERAGINGS)
+def test_no_tokens_give_zero_with_zero_gradient(how):
+    theta = torch.ones(3, requires_grad=True)
+    none = torch.zeros(0, dtype=torch.int64)
+    loss = aggregate(theta[none] * 2, none, BatchCounts(0, 0, 0), how, none)
+    assert loss.item() == 0.0
+    assert gradient(loss, theta)[0].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_counts_of_the_micro_batch_are_refused():
+    with pytest.raises(RunError, match="whole optimizer batch"):
+        aggregate(torch.ones(3), torch.zeros(3, dtype=torch.int64), BatchCounts(2, 1, 3), "token_mean")
+    with pytest.raises(RunError, match="lengths"):
+        aggregate(torch.ones(3), torch.zeros(3, dtype=torch.int64), BatchCounts(3, 1, 3), "sequence_mean")
+
+
+# --- log-probs --------------------------------------------------------------------------------------------------------
+
+
+def test_logprobs_by_hand():
+    # logits 0, log 3: probabilities 1/4, 3/4; at temperature 1/2 the logits double: 1/10, 9/10
+    hidden, head = torch.ones(2, 1), torch.tensor([[0.0], [math.log(3)]])
+    logprobs, entropy = token_logprobs(hidden, head, torch.tensor([0, 1]), torch.tensor([1.0, 0.5]))
+    assert logprobs.tolist() == pytest.approx([math.log(1 / 4), math.log(9 / 10)], rel=FP32)
+    expected = [-sum(p * math.log(p) for p in pair) for pair in ((0.25, 0.75), (0.1, 0.9))]
+    assert entropy.tolist() == pytest.approx(expected, rel=FP32)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 9), st.integers(1, 10), st.sampled_from([0.7, 1.0, "each"]))
+def test_chunked_logprobs_equal_the_naive_way(tokens, chunk, temperature):
+    torch.manual_seed(tokens)
+    hidden = torch.randn(tokens, 4, dtype=torch.float64, requires_grad=True)
+    head = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    targets, weights = torch.randint(6, (tokens,)), torch.randn(tokens, dtype=torch.float64)
+    if temperature == "each":
+        temperature = torch.rand(tokens, dtype=torch.float64) + 0.5
+    scale = temperature.unsqueeze(1) if isinstance(temperature, torch.Tensor) else temperature
+    naive = ((hidden @ head.T) / scale).log_softmax(-1)
+    expected = naive[torch.arange(tokens), targets]
+    logprobs, entropy = token_logprobs(hidden, head, targets, temperature, chunk=chunk)
+    assert not entropy.requires_grad
+    torch.testing.assert_close(logprobs, expected, rtol=FP64, atol=FP64)
+    torch.testing.assert_close(entropy, -(naive.exp() * naive).sum(-1).detach(), rtol=FP64, atol=FP64)
+    torch.testing.assert_close(
+        gradient((logprobs * weights).sum(), hidden, head),
+        gradient((expected * weights).sum(), hidden, head),
+        rtol=FP64,
+        atol=FP64,
+    )
+
+
+@pytest.mark.parametrize("chunk", [3, 99])
+def test_logprobs_gradient_by_finite_differences(chunk):
+    torch.manual_seed(1)
+    hidden, head = (torch.randn(n, 3, dtype=torch.float64, requires_grad=True) for n in (7, 5))
+    targets = torch.randint(5, (7,))
+    assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, w, targets, 0.8, chunk)[0], (hidden, head))
+
+
+def test_chunking_keeps_no_logits_for_the_backward_pass():
+    hidden, head = torch.randn(64, 4, requires_grad=True), torch.randn(50, 4, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        token_logprobs(hidden, head, torch.zeros(64, dtype=torch.int64), 1.0, chunk=8)
+    assert max(saved, default=0) < 8 * 50
+
+
+def test_logprobs_without_grad():
+    with torch.no_grad():
+        logprobs, _ = token_logprobs(torch.randn(9, 4), torch.randn(5, 4), torch.zeros(9, dtype=torch.int64), 1.0, 2)
+    assert logprobs.shape == (9,)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, torch.tensor([1.0, 0.0])])
+def test_temperature_must_be_positive(temperature):
+    with pytest.raises(ConfigError, match="temperature must be positive"):
+        token_logprobs(torch.ones(2, 1), torch.ones(2, 1), torch.tensor([0, 1]), temperature)

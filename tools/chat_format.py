@@ -1,0 +1,135 @@
+"""ChatFormat: how a model family writes thinking and tool calls. One parser serves rollout and scoring."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from .errors import ConfigError, closest
+from .messages import FunctionCall, Message
+
+
+@dataclass(frozen=True)
+class ParsedCall:
+    """A tool call as the model wrote it.
+
+    Args:
+        id: Names the call within the episode; its result bears it.
+        name: Name of the tool; empty when the markup gave none.
+        arguments: The arguments, or None when they could not be read.
+        error: What is wrong with the markup, for the model to mend it; such a call ends in `parse_error`.
+        raw: The markup itself.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | None
+    error: str | None
+    raw: str
+
+
+@dataclass(frozen=True)
+class ParsedTurn:
+    """What a turn's text says.
+
+    Args:
+        content: Text outside of thinking and calls, stripped.
+        reasoning: Text of the thinking span, stripped; None when there was no span.
+        calls: Calls in the order written, malformed ones among them.
+    """
+
+    content: str
+    reasoning: str | None
+    calls: tuple[ParsedCall, ...]
+
+    def message(self) -> Message:
+        """Return the assistant message. The markup of a malformed call stays in `content`, so that nothing is lost."""
+        broken = [call.raw for call in self.calls if call.arguments is None or call.error is not None]
+        message: Message = {"role": "assistant", "content": "\n".join([self.content, *broken]).strip()}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if len(broken) < len(self.calls):
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.calls
+                if call.arguments is not None and call.error is None
+            ]
+        return message
+
+
+class ChatFormat(ABC):
+    """The markup of a model family. A family is a subclass with its calls; thinking is read and written here."""
+
+    name: ClassVar[str]
+    think_open: ClassVar[str] = "<think>"
+    think_close: ClassVar[str] = "</think>"
+
+    def parse(self, text: str, *, thinking_open: bool = False, turn: int = 0) -> ParsedTurn:
+        """Read one turn.
+
+        A thinking span stands only at the start of a turn, and what is inside it is never a call; an unclosed span
+        swallows the rest.
+
+        Args:
+            text: What the model wrote, without its stop token.
+            thinking_open: The generation prompt itself opened the span.
+            turn: Index of the turn; call `i` gets the id `call_{turn}_{i}`.
+        """
+        reasoning, rest = self._split_thinking(text, thinking_open)
+        content, calls = self.scan(rest, turn)
+        return ParsedTurn(content.strip(), reasoning, calls)
+
+    def render(self, content: str, calls: Sequence[FunctionCall], reasoning: str | None = None) -> str:
+        """Return what the model would write; `parse` gives back stripped content and reasoning free of markup.
+
+        Raises:
+            DataError: Arguments without a JSON form.
+        """
+        thinking = "" if reasoning is None else f"{self.think_open}\n{reasoning}\n{self.think_close}\n\n"
+        return thinking + "\n".join(filter(None, [content, *map(self.render_call, calls)]))
+
+    def _split_thinking(self, text: str, thinking_open: bool) -> tuple[str | None, str]:
+        start = text.lstrip()
+        if not thinking_open and not start.startswith(self.think_open):
+            return None, text
+        reasoning, _, rest = start.removeprefix(self.think_open).partition(self.think_close)
+        return reasoning.strip(), rest
+
+    @abstractmethod
+    def scan(self, text: str, turn: int) -> tuple[str, tuple[ParsedCall, ...]]:
+        """Split text without thinking into the content and the calls. Linear in its length; never raises."""
+
+    @abstractmethod
+    def render_call(self, call: FunctionCall) -> str:
+        """Return the markup of one call."""
+
+    @abstractmethod
+    def tools_prompt(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """Return text for the system message that tells of tools where the chat template does not; "" for no tools."""
+
+
+_FORMATS: dict[str, ChatFormat] = {}
+
+
+def register_chat_format(chat_format: ChatFormat) -> None:
+    """Make a format known by its name.
+
+    Raises:
+        ConfigError: The name is taken.
+    """
+    if chat_format.name in _FORMATS:
+        raise ConfigError(f"chat format {chat_format.name!r} is registered already. Give yours another name.")
+    _FORMATS[chat_format.name] = chat_format
+
+
+def get_chat_format(name: str) -> ChatFormat:
+    """Return the format of that name.
+
+    Raises:
+        ConfigError: There is none; names the closest.
+    """
+    if name not in _FORMATS:
+        raise ConfigError(f"no chat format is named {name!r}.{closest(name, _FORMATS)}")
+    return _FORMATS[name]

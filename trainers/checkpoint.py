@@ -1,0 +1,104 @@
+"""Checkpoints: Hugging Face folders with the optimizer beside the weights, written aside and renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from ..agents.models import Decoder, save_model
+from ..tools.errors import RunError
+
+_TOKENIZER_FILES = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
+_STATE = "trainer_state.json"
+_OPTIMIZER = "optimizer.safetensors"
+
+
+def write_aside(target: Path, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write a folder beside `target`, bring it to the disk and rename it: `target` is whole or absent.
+
+    Raises RunError when the disk refuses; what was there before stays.
+    """
+    aside = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        fill(aside)
+        for file in aside.iterdir():
+            with file.open("rb+") as handle:
+                os.fsync(handle.fileno())
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(aside, target)
+    except (OSError, RuntimeError) as error:  # safetensors reports a full disk as its own error
+        raise RunError(f"{target}: cannot write: {error}; make room and go on with --resume") from error
+    except Exception as error:
+        if "SafetensorError" in type(error).__name__:
+            raise RunError(f"{target}: cannot write: {error}; make room and go on with --resume") from error
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def save_pretrained(model: Decoder, tokenizer_folder: Path, target: Path) -> None:
+    """Write `target` as a Hugging Face folder: weights, config, and the tokenizer of `tokenizer_folder`."""
+
+    def fill(folder: Path) -> None:
+        save_model(model, folder)
+        _copy_tokenizer(tokenizer_folder, folder)
+
+    write_aside(target, fill)
+
+
+def save_checkpoint(
+    target: Path, model: Decoder, tokenizer_folder: Path, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+) -> None:
+    """Write a checkpoint that `load_checkpoint` continues from: the model's folder, the optimizer, `state` as JSON."""
+
+    def fill(folder: Path) -> None:
+        save_model(model, folder)
+        _copy_tokenizer(tokenizer_folder, folder)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        tensors = {
+            f"{names[parameter]}/{key}": value.contiguous()
+            for parameter, values in optimizer.state.items()
+            for key, value in values.items()
+        }
+        save_file(tensors, folder / _OPTIMIZER)
+        (folder / _STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+
+    write_aside(target, fill)
+
+
+def load_optimizer(folder: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> None:
+    """Give `optimizer` the state it had when `folder` was written. Raises RunError for one of another model."""
+    tensors = load_file(folder / _OPTIMIZER)
+    states: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}
+    parameters = dict(model.named_parameters())
+    for key, tensor in tensors.items():
+        name, _, field = key.rpartition("/")
+        if name not in parameters or field != "step" and tensor.shape != parameters[name].shape:
+            raise RunError(f"{folder / _OPTIMIZER}: {key} does not belong to this model")
+        place = tensor if field == "step" else tensor.to(parameters[name].device)
+        states.setdefault(parameters[name], {})[field] = place
+    for parameter, state in states.items():
+        optimizer.state[parameter] = state
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    """Return the JSON state of a checkpoint."""
+    state: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    return state
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    for file in sorted(source.iterdir()):
+        if file.is_file() and any(fnmatch(file.name, pattern) for pattern in _TOKENIZER_FILES):
+            shutil.copyfile(file, target / file.name)

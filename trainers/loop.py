@@ -1,0 +1,197 @@
+"""The loop: collect -> credit -> batch -> update -> sync -> report. Algorithms differ in credit and loss only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Any
+
+from ..agents.agent import ModelAgent
+from ..agents.backend import derive_seed
+from ..agents.models import Decoder
+from ..agents.rollout import Limits, plan_episodes, run_episodes
+from ..agents.trajectory import Trajectory
+from ..envs.chat_env import ChatEnv
+from ..tools.errors import ConfigError, RunError
+from .algorithm import Algorithm
+from .batch import Row, make_rows
+from .checkpoint import load_optimizer, save_checkpoint, save_pretrained
+from .cispo import CISPO
+from .config import TrainConfig
+from .dataset import TrajectoryDataset
+from .grpo import GRPO
+from .metrics import episode_metrics
+from .run_folder import RunFolder
+from .sft import SFT
+from .update import Updater, UpdateStats
+
+ALGORITHMS: dict[str, type[Algorithm]] = {"sft": SFT, "grpo": GRPO, "cispo": CISPO}
+
+#: Called with each line of metrics, and with each episode as it ends.
+OnStep = Callable[[dict[str, Any]], None]
+OnEpisode = Callable[[Trajectory], None]
+
+
+class Trainer:
+    """One run: a policy acts in an env (or in stored trajectories) and learns from what it did.
+
+    Args:
+        config: what to do.
+        model: the decoder to train, in place.
+        agent: the policy that acts; its backend gets the weights after every step.
+        env: makes an env; None for algorithms that learn from a file.
+        dataset: the file's trajectories; None for algorithms that sample.
+        reference: the frozen model of the KL term.
+        run: where it is written.
+
+    The state between steps is the weights, the optimizer and `step`; tasks, seeds and order are functions of
+    (`config.seed`, `step`), so a run resumed from a checkpoint repeats the uninterrupted one bit for bit on a CPU.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: Decoder,
+        agent: ModelAgent,
+        run: RunFolder,
+        *,
+        env: Callable[[], ChatEnv] | None = None,
+        dataset: TrajectoryDataset | None = None,
+        reference: Decoder | None = None,
+    ) -> None:
+        self.config, self.model, self.agent, self.run = config, model, agent, run
+        self.env, self.dataset = env, dataset
+        self.algorithm = ALGORITHMS[config.algo](config)
+        if self.algorithm.online and env is None or not self.algorithm.online and dataset is None:
+            wanted = "an env" if self.algorithm.online else "a dataset"
+            raise ConfigError(f"algo {config.algo!r} needs {wanted}, got None")
+        self.probe_env = env() if env is not None else None
+        turns = self.probe_env.max_turns if self.probe_env is not None else 1
+        self.updater = Updater(model, self.algorithm, config, reference, config.max_completion_length * turns)
+        self.step = 0
+        self.tokens_seen = 0
+        self.on_step: OnStep = lambda _: None
+        self.on_episode: OnEpisode = lambda _: None
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    def train(self, tokenizer_folder: Path) -> Path:
+        """Run to `max_steps` and return the folder of the finished model."""
+        while self.step < self.config.max_steps:
+            began = perf_counter()
+            trajectories = self.collect()
+            sampled = perf_counter()
+            advantages = self.credit(trajectories)
+            stats = UpdateStats()
+            for mini_batches in self.batches(trajectories, advantages):
+                self.updater.update(mini_batches, self.step, stats)
+            self.step += 1
+            self.agent.backend.load_weights(self.step, dict(self.model.named_parameters()))
+            seconds = {"time/rollout": sampled - began, "step_time": perf_counter() - began}
+            self.report(trajectories, stats, seconds)
+            if self._checkpoint_due():
+                self.save(tokenizer_folder)
+        final = self.run.path / self.prefix
+        save_pretrained(self.model, tokenizer_folder, final)
+        return final
+
+    def collect(self) -> list[Trajectory]:
+        """Return the trajectories of this step: sampled anew, or the next ones of the dataset."""
+        config, step = self.config, self.step
+        if self.dataset is not None:
+            return self.dataset.batch(step, config.batch_size)
+        assert self.env is not None and self.probe_env is not None
+        rng = Random(derive_seed(config.seed, "tasks", step))
+        tasks = [rng.randrange(len(self.probe_env.tasks)) for _ in range(config.prompts_per_step)]
+        specs = plan_episodes(tasks, config.num_generations, run_id=config.output_dir, seed=config.seed, version=step)
+        trajectories = run_episodes(
+            self.env, self.agent, specs, limits=Limits(), concurrency=len(specs), on_finish=self.on_episode
+        )
+        failed = [t for t in trajectories if t.error is not None]
+        if len(failed) == len(trajectories):
+            last_line = (failed[0].error or "").strip().splitlines()[-1]
+            raise RunError(f"step {step + 1}: all {len(failed)} episodes failed, the first one with: {last_line}")
+        if config.save_trajectories:
+            self.run.write_trajectories(step + 1, trajectories)
+        return trajectories
+
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        """Return each trajectory's advantage. In a control run the rewards are dealt out at random first."""
+        rewards = [trajectory.reward for trajectory in trajectories]
+        if self.config.control == "shuffle_rewards":
+            Random(derive_seed(self.config.seed, "control", self.step)).shuffle(rewards)
+        return self.algorithm.credit(trajectories, rewards)
+
+    def batches(self, trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> list[list[list[Row]]]:
+        """Return, for every pass over the step's trajectories, its mini-batches of rows.
+
+        Failed and broken episodes are left out, and truncated ones when the config says so; groups stay together.
+        """
+        config = self.config
+        if not self.algorithm.online:
+            return [[make_rows(trajectories, advantages, need_logprobs=False)]]
+        groups: dict[str, list[int]] = {}
+        for index, trajectory in enumerate(trajectories):
+            groups.setdefault(trajectory.group_id, []).append(index)
+        size = len(trajectories) // config.mini_batches
+        passes = []
+        for iteration in range(config.num_iterations):
+            names = list(groups)
+            Random(derive_seed(config.seed, "order", self.step, iteration)).shuffle(names)
+            order = [index for name in names for index in groups[name]]
+            slices = [order[first : first + size] for first in range(0, len(order), size)]
+            passes.append([self._rows(trajectories, advantages, part) for part in slices])
+        return passes
+
+    def _rows(self, trajectories: Sequence[Trajectory], advantages: Sequence[float], part: list[int]) -> list[Row]:
+        kept = [
+            index
+            for index in part
+            if trajectories[index].reward is not None
+            and not (self.config.mask_truncated_completions and trajectories[index].truncated)
+        ]
+        return make_rows([trajectories[i] for i in kept], [advantages[i] for i in kept], need_logprobs=True)
+
+    def report(self, trajectories: Sequence[Trajectory], stats: UpdateStats, seconds: dict[str, float]) -> None:
+        """Write the step's line of metrics and hand it to whoever draws progress."""
+        self.tokens_seen += sum(len(t.tokens) for t in trajectories)
+        metrics: dict[str, Any] = {"step": self.step, "learning_rate": self.updater.learning_rate(self.step - 1)}
+        metrics |= stats.metrics()
+        if self.config.beta > 0:
+            metrics["kl"] = stats.kl / max(stats.tokens, 1)
+        if self.algorithm.online:
+            metrics |= episode_metrics(trajectories)
+        metrics |= {"num_tokens": self.tokens_seen} | seconds
+        if self.step % self.config.logging_steps == 0 or self.step == self.config.max_steps:
+            self.run.log(metrics)
+        self.on_step(metrics)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    @property
+    def prefix(self) -> str:
+        """Name of the finished model's folder, as MiniMind's users know it."""
+        if self.config.algo == "sft":
+            return "full_sft"
+        with_tools = self.probe_env is not None and bool(self.probe_env.toolbox.names)
+        return "agent" if with_tools else self.config.algo
+
+    def _checkpoint_due(self) -> bool:
+        every = self.config.save_steps
+        return self.step == self.config.max_steps or (every > 0 and self.step % every == 0)
+
+    def save(self, tokenizer_folder: Path) -> None:
+        """Write a checkpoint and prune old ones."""
+        state = {"step": self.step, "tokens_seen": self.tokens_seen}
+        target = self.run.checkpoint_path(self.step)
+        save_checkpoint(target, self.model, tokenizer_folder, self.updater.optimizer, state)
+        self.run.prune(self.config.save_total_limit)
+
+    def restore(self, folder: Path, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint whose weights the model already holds."""
+        load_optimizer(folder, self.model, self.updater.optimizer)
+        self.step, self.tokens_seen = state["step"], state["tokens_seen"]
+        self.agent.backend.load_weights(self.step, dict(self.model.named_parameters()))
+        self.run.rewind(self.step)

@@ -1,0 +1,163 @@
+"""Losses of single tokens, how they are averaged over a batch, and the log-probs that they read.
+
+Tensors of tokens are flat, `(N,)`, and hold trainable tokens only: there is no padding and no mask, so nothing masked
+can leak into a sum. All is computed in float32 (float64 stays float64), whatever the dtype of the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..tools.errors import ConfigError, RunError
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios stop here (a ratio of 5e8): past 88 a float32 `exp` is inf, and inf times an advantage of 0 is NaN."""
+
+
+@dataclass(frozen=True)
+class TokenLosses:
+    """`loss` `(N,)` with graph; detached: `ratio` `(N,)`, and where clipping took hold, from below or from above."""
+
+    loss: Tensor
+    clip_low: Tensor
+    clip_high: Tensor
+    ratio: Tensor
+
+
+@dataclass(frozen=True)
+class BatchCounts:
+    """Sizes of the whole optimizer batch: of all micro-batches and all ranks, not of the part at hand.
+
+    `tokens`: trainable tokens. `sequences`: trajectories that have any. `max_tokens`: the constant of Dr. GRPO, the
+    most tokens that a trajectory may have.
+    """
+
+    tokens: int
+    sequences: int
+    max_tokens: int
+
+
+def grpo_token_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float
+) -> TokenLosses:
+    """Return `-min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)` with `r = exp(logprobs - old_logprobs)`.
+
+    PPO's clipped surrogate (arXiv:1707.06347 eq. 7) as used by GRPO (arXiv:2402.03300 eq. 3); two bounds as in DAPO
+    (arXiv:2503.14476). All arguments `(N,)`; a token's advantage is that of its trajectory.
+    """
+    ratio, advantages = _ratio(logprobs, old_logprobs.detach()), _wide(advantages.detach())
+    clipped = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
+    loss = -torch.minimum(ratio * advantages, clipped * advantages)
+    ratio = ratio.detach()
+    return TokenLosses(
+        loss,
+        clip_low=(ratio < 1.0 - epsilon_low) & (advantages < 0),
+        clip_high=(ratio > 1.0 + epsilon_high) & (advantages > 0),
+        ratio=ratio,
+    )
+
+
+def cispo_token_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, epsilon_high: float) -> TokenLosses:
+    """Return `-stopgrad(min(r, epsilon_high)) A logprobs`: the weight is capped, no token loses its gradient.
+
+    CISPO (MiniMax-M1, arXiv:2506.13585 eq. 4); `epsilon_high` is the cap itself, as in TRL. All arguments `(N,)`.
+    """
+    ratio = _ratio(logprobs.detach(), old_logprobs.detach())
+    advantages = _wide(advantages.detach())
+    loss = -ratio.clamp(max=epsilon_high) * advantages * _wide(logprobs)
+    capped = ratio > epsilon_high
+    return TokenLosses(loss, clip_low=torch.zeros_like(capped), clip_high=capped, ratio=ratio)
+
+
+def sft_token_loss(logprobs: Tensor) -> Tensor:
+    """Return the negative log-likelihood `(N,)`."""
+    return -_wide(logprobs)
+
+
+def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """Return Schulman's k3 estimate `(N,)` of KL(policy || reference): `exp(d) - d - 1` with `d = ref - current`.
+
+    Never negative, and unbiased for tokens sampled from the current policy (http://joschu.net/blog/kl-approx.html).
+    Its gradient is that of the forward KL(reference || policy) in expectation, not of the KL it estimates.
+    """
+    difference = (_wide(ref_logprobs.detach()) - _wide(logprobs)).clamp(max=MAX_LOG_RATIO)
+    return torch.expm1(difference) - difference
+
+
+def aggregate(
+    values: Tensor,
+    sequence: Tensor,
+    counts: BatchCounts,
+    how: Literal["token_mean", "sequence_mean", "constant"],
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """Return a part's share (scalar) of the batch average of `values` `(N,)`; the shares of all parts sum to it.
+
+    "token_mean": sum / tokens (DAPO, CISPO). "sequence_mean": mean over trajectories of the mean over their tokens
+    (GRPO). "constant": sum / (sequences * max_tokens) (Dr. GRPO). `sequence` `(N,)` int64 says which trajectory a token
+    belongs to (all segments of one alike), `lengths` `(S,)` how many trainable tokens that trajectory has in the whole
+    batch; only "sequence_mean" reads them. Without tokens: 0 with gradient 0.
+
+    Raises `RunError` where the part is larger than the counts of the whole, or lengths are missing.
+    """
+    values = _wide(values)
+    if values.numel() > counts.tokens:
+        raise RunError(
+            f"averaging {values.numel()} tokens of a batch said to have {counts.tokens}: BatchCounts must cover the "
+            "whole optimizer batch, not the micro-batch"
+        )
+    if how == "token_mean":
+        return values.sum() / max(counts.tokens, 1)
+    if how == "constant":
+        return values.sum() / max(counts.sequences * counts.max_tokens, 1)
+    if lengths is None:
+        raise RunError("averaging 'sequence_mean' needs lengths: the trainable tokens of each trajectory")
+    return (values / lengths[sequence]).sum() / max(counts.sequences, 1)
+
+
+def token_logprobs(
+    hidden: Tensor, head_weight: Tensor, targets: Tensor, temperature: float | Tensor, chunk: int = 4096
+) -> tuple[Tensor, Tensor]:
+    """Return log-probs `(N,)` of `targets` `(N,)` int64 and the entropy `(N,)`, detached, of each distribution.
+
+    The distribution is the full softmax of `hidden (N, E) @ head_weight (V, E)^T / temperature`, a number or `(N,)`:
+    what the sampler drew from. With more than `chunk` tokens the logits are made anew in the backward pass, so that
+    never more than `(chunk, V)` of them live. Raises `ConfigError` for a temperature that is not positive.
+    """
+    scales = torch.as_tensor(temperature, dtype=torch.float64, device=hidden.device)
+    if not bool((scales > 0).all()):
+        raise ConfigError(f"temperature must be positive, came {temperature}: greedy tokens have no log-probs to train")
+    scales = scales.expand(len(hidden))
+    if len(hidden) <= chunk:
+        return _chunk_logprobs(hidden, head_weight, targets, scales)
+    parts = [
+        checkpoint(_chunk_logprobs, h, head_weight, t, s, use_reentrant=False, preserve_rng_state=False)
+        for h, t, s in zip(*(torch.split(whole, chunk) for whole in (hidden, targets, scales)), strict=True)
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _chunk_logprobs(hidden: Tensor, head_weight: Tensor, targets: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """The entropy comes last and outside the graph: recomputing for the backward pass stops before it."""
+    logits = _wide(F.linear(hidden, head_weight))
+    log_softmax = F.log_softmax(logits.div_(scales.to(logits.dtype).unsqueeze(1)), dim=-1)
+    logprobs = log_softmax.gather(1, targets.unsqueeze(1)).squeeze(1)
+    with torch.no_grad():
+        entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
+    return logprobs, entropy
+
+
+def _ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    return (_wide(logprobs) - _wide(old_logprobs)).clamp(max=MAX_LOG_RATIO).exp()
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return `tensor` in float32, or as it is where it is wider."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

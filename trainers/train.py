@@ -1,0 +1,91 @@
+"""`train(config)`: build everything a config names, run the loop, leave the finished model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..agents.agent import ModelAgent
+from ..agents.models import Decoder, load_model
+from ..agents.renderer import Renderer
+from ..agents.rollout import env_factory
+from ..agents.torch_engine import TorchEngine
+from ..agents.trajectory import Sampling
+from ..envs.chat_env import ChatEnv
+from ..tools.errors import ConfigError, closest
+from .checkpoint import load_state
+from .config import Resolved, TrainConfig
+from .dataset import TrajectoryDataset
+from .loop import OnEpisode, OnStep, Trainer
+from .run_folder import RunFolder
+
+_MOST_SEQUENCES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who wants to hear of progress: called with each line of metrics, and with each finished episode."""
+
+    on_step: OnStep = lambda _: None
+    on_episode: OnEpisode = lambda _: None
+
+
+def train(config: TrainConfig | Resolved, *, resume: bool = False, listeners: Listeners = Listeners()) -> Path:
+    """Run `config` and return the folder of the finished model.
+
+    With `resume`, go on from the latest checkpoint of `config.output_dir`. Raises GymtuneError for everything a user
+    can mend; what was finished before stays in the run folder.
+    """
+    resolved = config if isinstance(config, Resolved) else Resolved(config, {})
+    config = resolved.config
+    if config.torch_threads is not None:
+        torch.set_num_threads(config.torch_threads)
+    renderer = Renderer.from_folder(config.model)
+    run = RunFolder(Path(config.output_dir))
+    steps = run.checkpoint_steps() if resume else []
+    start = run.checkpoint_path(steps[-1]) if steps else Path(config.model)
+    model = _load(start, config)
+    trainer = _build(config, model, renderer, run)
+    run = RunFolder.resume(resolved) if resume else RunFolder.create(resolved)
+    if steps:
+        trainer.restore(start, load_state(start))
+    elif resume:
+        run.rewind(0)
+    trainer.on_step, trainer.on_episode = listeners.on_step, listeners.on_episode
+    return trainer.train(Path(config.model))
+
+
+def _load(folder: Path, config: TrainConfig) -> Decoder:
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+    return load_model(folder, dtype=dtype, device=config.device)
+
+
+def _build(config: TrainConfig, model: Decoder, renderer: Renderer, run: RunFolder) -> Trainer:
+    """Return the trainer of a config: its agent, and its env or its data."""
+    sequences = min(config.prompts_per_step * config.num_generations, _MOST_SEQUENCES)
+    engine = TorchEngine(model, max_model_length=config.max_model_length, max_sequences=sequences)
+    sampling = Sampling(temperature=config.temperature, max_new_tokens=config.max_completion_length)
+    agent = ModelAgent(engine, renderer, sampling)
+    if config.env is None:
+        assert config.data is not None
+        longest = model.config.max_position_embeddings
+        dataset = TrajectoryDataset(
+            config.data, renderer, min_reward=config.min_reward, max_length=longest, seed=config.seed
+        )
+        return Trainer(config, model, agent, run, dataset=dataset)
+    make = env_factory(config.env, agent, config.env_args)
+
+    def env() -> ChatEnv:
+        made = make()
+        for name, weight in config.reward_weights.items():
+            if name not in made.components:
+                raise ConfigError(f"reward_weights: no component {name!r}.{closest(name, made.components)}")
+            made.weights[name] = weight
+        return made
+
+    reference = None
+    if config.beta > 0:
+        reference = _load(Path(config.model), config).requires_grad_(False)
+    return Trainer(config, model, agent, run, env=env, reference=reference)

@@ -1,0 +1,158 @@
+"""The update: optimizer steps on one batch of rows, with losses normalised over each whole optimizer batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..agents.models import Decoder
+from ..tools.errors import RunError
+from .algorithm import Algorithm, TokenBatch
+from .batch import MicroBatch, Row, micro_batches
+from .config import TrainConfig
+from .losses import BatchCounts, aggregate, kl_k3
+from .policy import policy_logprobs
+
+
+@dataclass(slots=True)
+class UpdateStats:
+    """Sums over the tokens of an update, from which the metrics are made."""
+
+    tokens: int = 0
+    loss: float = 0.0  # sum over optimizer steps
+    steps: int = 0
+    grad_norm: float = 0.0  # sum over optimizer steps
+    entropy: float = 0.0
+    kl: float = 0.0
+    clip_low: int = 0
+    clip_high: int = 0
+    ratio_min: float = math.inf
+    ratio_max: float = -math.inf
+    gap_sum: float = 0.0  # |current - sampler's log-prob| of tokens before the first optimizer step
+    gap_max: float = 0.0
+    gap_tokens: int = field(default=0)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the means under TRL's names."""
+        tokens, steps = max(self.tokens, 1), max(self.steps, 1)
+        values = {
+            "loss": self.loss / steps,
+            "grad_norm": self.grad_norm / steps,
+            "entropy": self.entropy / tokens,
+        }
+        if self.gap_tokens:
+            values |= {
+                "clip_ratio/low_mean": self.clip_low / tokens,
+                "clip_ratio/high_mean": self.clip_high / tokens,
+                "clip_ratio/region_mean": (self.clip_low + self.clip_high) / tokens,
+                "sampling/sampling_logp_difference/mean": self.gap_sum / self.gap_tokens,
+                "sampling/sampling_logp_difference/max": self.gap_max,
+                "sampling/importance_sampling_ratio/min": self.ratio_min,
+                "sampling/importance_sampling_ratio/max": self.ratio_max,
+            }
+        return values
+
+
+class Updater:
+    """Owns optimizer and learning-rate schedule of a model.
+
+    Args:
+        model: trained in place.
+        algorithm: gives the loss of each token.
+        config: optimizer, schedule, averaging.
+        reference: frozen model of the KL term (needed when `beta` > 0).
+        max_tokens: most trainable tokens a trajectory may have (the constant of averaging `constant`).
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        algorithm: Algorithm,
+        config: TrainConfig,
+        reference: Decoder | None = None,
+        max_tokens: int = 1,
+    ) -> None:
+        self.model, self.algorithm, self.config = model, algorithm, config
+        self.reference, self.max_tokens = reference, max_tokens
+        self.device = model.head_weight.device
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_epsilon,
+            weight_decay=config.weight_decay,
+        )
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of step `step` (0-based): linear warm-up, then constant, linear or cosine."""
+        config = self.config
+        if step < config.warmup_steps:
+            return config.learning_rate * (step + 1) / config.warmup_steps
+        if config.lr_scheduler_type == "constant":
+            return config.learning_rate
+        done = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
+        shape = 1 - done if config.lr_scheduler_type == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+        return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
+
+    def update(self, mini_batches: Sequence[Sequence[Row]], step: int, stats: UpdateStats) -> None:
+        """Make one optimizer step for each mini-batch and add to `stats`. Raises RunError on a loss that is not finite."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(step)
+        for rows in mini_batches:
+            loss = self._gradient(rows, stats)
+            norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise RunError(
+                    f"step {step}: the loss is {loss} and the gradient norm {norm}; nothing was updated. Lower "
+                    "learning_rate or max_grad_norm, or look at the step's trajectories"
+                )
+            self.optimizer.step()
+            stats.loss += loss
+            stats.grad_norm += norm
+            stats.steps += 1
+
+    def _gradient(self, rows: Sequence[Row], stats: UpdateStats) -> float:
+        """Set the gradients of one optimizer batch and return its loss."""
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)  # an update without trainable tokens is a step of gradient 0
+        lengths = torch.zeros(max((row.trajectory for row in rows), default=0) + 1, device=self.device)
+        for row in rows:
+            lengths[row.trajectory] += len(row.places)
+        counts = BatchCounts(int(lengths.sum()), int((lengths > 0).sum()), self.max_tokens)
+        # A token of advantage 0 has no gradient (unless the KL term gives it one): it counts, but is not computed.
+        live = [row for row in rows if row.advantage != 0 or self.config.beta > 0]
+        total = 0.0
+        for batch in micro_batches(live, self.config.micro_batch_tokens, self.device):
+            loss = self._loss(batch, counts, lengths, stats)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss)
+        return total
+
+    def _loss(self, batch: MicroBatch, counts: BatchCounts, lengths: Tensor, stats: UpdateStats) -> Tensor:
+        """Return a micro-batch's share of the optimizer batch's loss."""
+        logprobs, entropy = policy_logprobs(self.model, batch)
+        token = self.algorithm.loss(TokenBatch(logprobs, batch.old_logprobs, batch.advantages))
+        values = token.loss
+        if self.config.beta > 0 and self.reference is not None:
+            with torch.no_grad():
+                reference, _ = policy_logprobs(self.reference, batch)
+            kl = kl_k3(logprobs, reference)
+            values = values + self.config.beta * kl
+            stats.kl += float(kl.detach().sum())
+        stats.tokens += len(values)
+        stats.entropy += float(entropy.sum())
+        if self.algorithm.online:
+            stats.clip_low += int(token.clip_low.sum())
+            stats.clip_high += int(token.clip_high.sum())
+            stats.ratio_min = min(stats.ratio_min, float(token.ratio.min()))
+            stats.ratio_max = max(stats.ratio_max, float(token.ratio.max()))
+            if stats.steps == 0:
+                gap = (logprobs.detach() - batch.old_logprobs).abs()
+                stats.gap_sum += float(gap.sum())
+                stats.gap_max = max(stats.gap_max, float(gap.max()))
+                stats.gap_tokens += len(gap)
+        return aggregate(values, batch.trajectory, counts, self.config.averaging, lengths)
