@@ -46,21 +46,23 @@ class Agent(ABC):
         """
         if self.renderer is None:
             return True
-        delta = self.renderer.delta(messages, trajectory.tokens[-1])
-        if delta is None:
+        context, held = self.renderer.delta(messages, trajectory.tokens[-1]), len(trajectory.current_ids)
+        goes_on = context is not None
+        if context is None:
             assert env.episode is not None
-            trajectory.start_segment()
-            delta = self.renderer.prompt(env.episode.messages, env.toolbox.schemas())
-        if not self._has_room(len(trajectory.current_ids) + len(delta)):
+            context, held = self.renderer.prompt(env.episode.messages, env.toolbox.schemas()), 0
+        if not self._has_room(held + len(context)):
             return False
-        trajectory.append_context(delta)
+        if not goes_on:
+            trajectory.start_segment()
+        trajectory.append_context(context)
         return True
 
     @abstractmethod
     async def act(self, trajectory: Trajectory, env: ChatEnv) -> Action:
         """Append the next turn to the trajectory and return it as an action."""
 
-    def close(self, trajectory: Trajectory) -> None:
+    def close(self, trajectory: Trajectory) -> None:  # noqa: B027 - most agents keep nothing
         """Free what was kept for the episode."""
 
     def _fits(self, trajectory: Trajectory) -> bool:
@@ -82,7 +84,8 @@ class ModelAgent(Agent):
 
     async def act(self, trajectory: Trajectory, env: ChatEnv) -> Action:
         """Sample one turn; its seed is a function of run, task, sample and turn alone."""
-        assert self.renderer is not None and self.sampling is not None
+        assert self.renderer is not None
+        assert self.sampling is not None
         turn = len(trajectory.turns)
         request = GenerateRequest(
             prompt_ids=trajectory.current_ids,

@@ -31,19 +31,22 @@ class KVCache:
         self._free = list(range(slots))
 
     def acquire(self, session: str, prompt: Sequence[int], busy: set[int]) -> int | None:
-        """Return the session's slot, or a new one; None when all are busy. Keeps the common start of its ids.
+        """Return the session's slot, or a new one; None while there is none. Keeps what the slot and `prompt` share.
 
-        `busy` slots are being sampled and are never evicted.
+        `busy` slots are being sampled: they are never evicted, and a session's next turn waits for its turn before.
         """
-        slot = self._slot_of.pop(session, None)
+        slot = self._slot_of.get(session)
+        if slot in busy:
+            return None
         if slot is None:
             slot = self._take(busy)
             if slot is None:
                 return None
             self.lengths[slot] = 0
-        elif self._tokens.get(slot, [])[: self.lengths[slot]] != list(prompt[: self.lengths[slot]]):
-            self.lengths[slot] = 0
-        self.lengths[slot] = min(self.lengths[slot], len(prompt) - 1)  # at least one token must be computed
+        held = self._tokens.pop(slot, [])[: self.lengths[slot]]  # noted again when this turn is done, not if cancelled
+        shared = next((i for i, (a, b) in enumerate(zip(held, prompt, strict=False)) if a != b), len(held))
+        self.lengths[slot] = min(shared, len(prompt) - 1)  # at least one token must be computed
+        self._slot_of.pop(session, None)  # the newest comes last
         self._slot_of[session] = slot
         return slot
 
@@ -82,7 +85,7 @@ class KVCache:
         length = self.lengths[source]
         index = torch.tensor(targets, device=self._device)
         for store in (*self.keys, *self.values):
-            store[index, :length] = store[source, :length]
+            store[index, :length] = store[source, :length].clone()  # torch refuses to read what it writes
         for slot in targets:
             self.lengths[slot] = length
 
@@ -93,7 +96,7 @@ class KVCache:
 
     def reserve(self, length: int) -> None:
         """Make room for `length` tokens a slot."""
-        if self.keys[0].shape[1] < length:
+        if self.values[-1].shape[1] < length:  # the last one grown: a failure on the way there is made good
             grown = -(-length // _GROW) * _GROW
             for stores in (self.keys, self.values):
                 for layer, old in enumerate(stores):

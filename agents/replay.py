@@ -8,6 +8,8 @@ from ..tools.errors import DataError
 from .renderer import Renderer
 from .trajectory import Trajectory
 
+_SPOKEN = ("stop", "length")  # an action that ends otherwise says nothing
+
 
 def render_trajectory(trajectory: Trajectory, renderer: Renderer) -> Trajectory:
     """Return `trajectory` with tokens, mask and turn spans of `renderer`; its own when they are this renderer's.
@@ -23,7 +25,7 @@ def render_trajectory(trajectory: Trajectory, renderer: Renderer) -> Trajectory:
             "tokenizer": renderer.fingerprint,
         }
     )  # fmt: skip
-    messages, turns = trajectory.messages, [turn for turn in trajectory.turns if turn.text or turn.end > turn.start]
+    messages, turns = trajectory.messages, [turn for turn in trajectory.turns if turn.finish_reason in _SPOKEN]
     spoken = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if len(spoken) != len(turns):
         raise DataError(
@@ -40,6 +42,8 @@ def render_trajectory(trajectory: Trajectory, renderer: Renderer) -> Trajectory:
         ids = renderer.assistant_ids(turn.text)
         ids = ids if turn.finish_reason == "stop" else ids[:-1]  # a cut turn never had its stop token
         fresh.append_turn(turn.text, turn.finish_reason, ids, [None] * len(ids))
-        fresh.turns[-1].reward, fresh.turns[-1].tools = turn.reward, turn.tools
+        fresh.turns[-1] = turn.model_copy(update={"start": fresh.turns[-1].start, "end": fresh.turns[-1].end})
         before = index + 1
+    if not turns:  # cut before the first word; what the env made of that stays
+        fresh.turns = [turn.model_copy(update={"start": 0, "end": 0}) for turn in trajectory.turns]
     return fresh

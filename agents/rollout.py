@@ -11,27 +11,35 @@ import json
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from ..envs.action import Action
-from ..envs.chat_env import ChatEnv, Observation
+from ..envs.chat_env import ChatEnv
 from ..envs.registration import make_env
+from ..tools.errors import ConfigError, RunError
 from .agent import Agent
 from .backend import derive_seed
 from .trajectory import ToolUse, Trajectory, Turn
 
-Step = tuple[Observation, float, bool, bool, dict[str, Any]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Deadlines in seconds (None: none). Tool limits are the tools' own; each of these holds the one before it."""
+    """Deadlines in seconds (None: none). Tool limits are the tools' own; each of these holds the one before it.
+
+    An env that is at work when the deadline passes gets `grace_seconds` more, so that its tools end by their own limits
+    and the episode by `deadline`; one that does not return even then has failed.
+    """
 
     turn_seconds: float | None = 600.0
     episode_seconds: float | None = 1800.0
     rollout_seconds: float | None = None
+    grace_seconds: float = 15.0
     stall_seconds: float = 60.0  # after so long without a finished episode, say what is pending
 
 
@@ -65,7 +73,6 @@ def rollout(
     *,
     num_generations: int = 1,
     seed: int = 0,
-    run_id: str = "rollout",
     env_args: dict[str, Any] | None = None,
     limits: Limits = Limits(),
 ) -> list[Trajectory]:
@@ -73,7 +80,7 @@ def rollout(
 
     `env` is an id or a function that makes a fresh env. Raises ConfigError for an unknown id or argument.
     """
-    specs = plan_episodes(range(n), num_generations, run_id=run_id, seed=seed)
+    specs = plan_episodes(range(n), num_generations, run_id=f"rollout-{seed}", seed=seed)
     return run_episodes(env_factory(env, agent, env_args), agent, specs, limits=limits)
 
 
@@ -101,10 +108,22 @@ def run_episodes(
 ) -> list[Trajectory]:
     """Run the episodes of `specs`, at most `concurrency` at once; return their trajectories in the order of `specs`.
 
-    `on_finish` is called with each trajectory as it ends, `on_stall` with the ids of what is pending.
+    `on_finish` is called with each trajectory as it ends, `on_stall` with the ids of what is pending. What `make` or
+    these two raise ends the rollout; what an episode raises is written into its trajectory.
     """
+    if concurrency < 1:
+        raise ConfigError(f"concurrency must be at least 1, got {concurrency}")
     driver = _Driver(make, agent, limits, on_finish, on_stall)
     return asyncio.run(driver.run(specs, concurrency))
+
+
+class _Interrupted(Exception):  # noqa: N818 - no error: it carries an interrupt through the tasks
+    """Whatever ends the process, raised inside an episode. A task that raised it itself would take the loop down with
+    the other episodes still open.
+    """
+
+    def __init__(self, interrupt: BaseException) -> None:
+        self.interrupt = interrupt
 
 
 class _Driver:
@@ -135,41 +154,64 @@ class _Driver:
                 tasks = [group.create_task(self._guarded(spec, places)) for spec in specs]
             return [task.result() for task in tasks]
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            first = errors.exceptions[0]
+            raise first.interrupt if isinstance(first, _Interrupted) else first from None
         finally:
             watch.cancel()
-            for env in self.open:
-                env.close()
+            while self.open:
+                self._close(self.open[-1])
 
     async def _guarded(self, spec: EpisodeSpec, places: asyncio.Semaphore) -> Trajectory:
         async with places:
+            await asyncio.sleep(0)  # episodes that never wait leave the loop room for an interrupt
             env = self._take_env()
-            trajectory = Trajectory(
-                trajectory_id=spec.trajectory_id,
-                group_id=spec.group_id,
-                task_id="",
-                env_id=env.spec.id if env.spec else type(env).__name__,
-                task_index=spec.task_index,
-                sample=spec.sample,
-                seed=spec.seed,
-                agent=self.agent.name,
-                sampling=self.agent.sampling,
-                tokenizer=self.agent.renderer.fingerprint if self.agent.renderer is not None else None,
-            )
+            trajectory = self._begin(spec, env)
             self.pending[spec.trajectory_id] = perf_counter()
             try:
                 await self._episode(env, trajectory)
+                trajectory.to_json()
                 self.idle.append(env)
             except Exception as error:  # noqa: BLE001 - the rollout boundary: a failed episode is data
-                trajectory.error = "".join(traceback.format_exception(error))
-                self.open.remove(env)
-                env.close()
+                trajectory = self._failed(trajectory, self._begin(spec, env), error)
+                self._close(env)
+            except (KeyboardInterrupt, SystemExit) as interrupt:
+                raise _Interrupted(interrupt) from None
             finally:
                 self.agent.close(trajectory)
                 del self.pending[spec.trajectory_id]
             self.progressed = perf_counter()
             self.on_finish(trajectory)
             return trajectory
+
+    def _begin(self, spec: EpisodeSpec, env: ChatEnv) -> Trajectory:
+        return Trajectory(
+            trajectory_id=spec.trajectory_id,
+            group_id=spec.group_id,
+            task_id="",
+            env_id=env.spec.id if env.spec else type(env).__name__,
+            task_index=spec.task_index,
+            sample=spec.sample,
+            seed=spec.seed,
+            agent=self.agent.name,
+            sampling=self.agent.sampling,
+            tokenizer=self.agent.renderer.fingerprint if self.agent.renderer is not None else None,
+        )
+
+    def _failed(self, trajectory: Trajectory, blank: Trajectory, error: Exception) -> Trajectory:
+        """Return the trajectory with its error; a blank one when what it holds has no JSON form."""
+        text = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace").decode()
+        trajectory.error = blank.error = text
+        try:
+            trajectory.to_json()
+        except ValueError:
+            return blank
+        return trajectory
+
+    def _close(self, env: ChatEnv) -> None:
+        """Close an env; one that cannot even be closed is left alone, since its episode has been told of already."""
+        self.open.remove(env)
+        with suppress(Exception):
+            env.close()
 
     def _take_env(self) -> ChatEnv:
         if self.idle:
@@ -181,22 +223,27 @@ class _Driver:
     async def _episode(self, env: ChatEnv, trajectory: Trajectory) -> None:
         """Reset, then act and step until the env says it is over."""
         deadline = self._deadline()
-        messages, info = env.reset(options={"task_index": trajectory.task_index})
+        reset = partial(env.reset, options={"task_index": trajectory.task_index})
+        messages, info = await self._call(env, deadline, reset)
         assert env.task is not None
+        assert env.episode is not None
         trajectory.task_id, trajectory.gt = env.task.task_id, env.task.gt
         trajectory.metadata = dict(env.task.metadata)
         trajectory.tools = json.dumps(info["tools"], ensure_ascii=False)
-        fits = self.agent.open(trajectory, messages, info["tools"])
+        try:
+            await self._turns(env, trajectory, self.agent.open(trajectory, messages, info["tools"]), deadline)
+        finally:
+            trajectory.messages = list(env.episode.messages)
+
+    async def _turns(self, env: ChatEnv, trajectory: Trajectory, fits: bool, deadline: float | None) -> None:
         while True:
             action = await self._act(env, trajectory, deadline) if fits else Action("", "context")
             began = perf_counter()
-            messages, reward, terminated, truncated, info = await self._step(env, action, deadline)
+            messages, reward, terminated, truncated, info = await self._call(env, deadline, partial(env.step, action))
             self._record(trajectory, action, reward, info, perf_counter() - began)
             if terminated or truncated:
                 break
             fits = self.agent.observe(trajectory, env, messages)
-        assert env.episode is not None
-        trajectory.messages = list(env.episode.messages)
         trajectory.terminated, trajectory.truncated = terminated, truncated
         trajectory.success, trajectory.stop_reason = info["success"], info["stop_reason"]
 
@@ -212,31 +259,37 @@ class _Driver:
 
     async def _act(self, env: ChatEnv, trajectory: Trajectory, deadline: float | None) -> Action:
         """Let the agent act; past the deadline of turn, episode or rollout the action is the empty one."""
-        turn = self.limits.turn_seconds
-        ends = [asyncio.get_running_loop().time() + turn if turn is not None else None, deadline]
+        now, turn = asyncio.get_running_loop().time(), self.limits.turn_seconds
+        ends = [now + turn if turn is not None else None, deadline]
+        end = min((end for end in ends if end is not None), default=None)
+        if end is not None and now >= end:  # an agent that never waits would not notice
+            return Action("", "deadline")
         try:
-            async with asyncio.timeout_at(min((end for end in ends if end is not None), default=None)):
+            async with asyncio.timeout_at(end) as limit:
                 return await self.agent.act(trajectory, env)
         except TimeoutError:
+            if not limit.expired():  # the backend's own: a failure, not the agent's slowness
+                raise
             return Action("", "deadline")
 
-    async def _step(self, env: ChatEnv, action: Action, deadline: float | None) -> Step:
-        """Step the env: at once when its tools are in memory, else in a thread, so that sampling goes on beside it."""
+    async def _call(self, env: ChatEnv, deadline: float | None, function: Callable[[], T]) -> T:
+        """Call the env: at once when its tools are in memory, else in a thread, so that sampling goes on beside it.
+
+        Raises RunError when it does not return in time; nobody can step it any more then.
+        """
         if env.toolbox.in_memory:
-            return env.step(action)
-        future: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
-        loop = asyncio.get_running_loop()
-
-        def work() -> None:
-            try:
-                result, error = env.step(action), None
-            except Exception as caught:  # noqa: BLE001 - handed to the rollout boundary below
-                result, error = None, caught
-            loop.call_soon_threadsafe(_settle, future, result, error)
-
-        threading.Thread(target=work, daemon=True, name="env-step").start()
-        async with asyncio.timeout_at(deadline):
-            return await future
+            return function()
+        grace, now = self.limits.grace_seconds, asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(None if deadline is None else max(now, deadline) + grace) as limit:
+                return await _in_thread(function)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise RunError(
+                f"the env did not return within {grace:g} seconds of the deadline of its episode: its tools need a "
+                "time_limit shorter than that"
+            ) from error
 
     def _record(
         self, trajectory: Trajectory, action: Action, reward: float, info: dict[str, Any], seconds: float
@@ -244,7 +297,12 @@ class _Driver:
         """Write what the env made of the action onto the last turn."""
         if not trajectory.turns:  # not even one turn could be sampled
             trajectory.turns.append(
-                Turn(start=len(trajectory.tokens), end=len(trajectory.tokens), text="", finish_reason=action.finish_reason)
+                Turn(
+                    start=len(trajectory.tokens),
+                    end=len(trajectory.tokens),
+                    text="",
+                    finish_reason=action.finish_reason,
+                )
             )
         turn = trajectory.turns[-1]
         turn.reward += reward
@@ -263,10 +321,22 @@ class _Driver:
                 self.on_stall([f"{name} ({now - began:.0f} s)" for name, began in self.pending.items()])
 
 
-def _settle(future: asyncio.Future[Step], result: Step | None, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    elif result is not None:
-        future.set_result(result)
+async def _in_thread(function: Callable[[], T]) -> T:
+    """Call `function` in a daemon thread of its own: one that hangs keeps neither the loop nor the process."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:  # noqa: BLE001 - raised again where the rollout awaits it
+            errors.append(error)
+        with suppress(RuntimeError):  # the rollout is over, its loop closed
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=work, daemon=True, name="gymtune-env").start()
+    await ended.wait()
+    if errors:
+        raise errors[0]
+    return results[0]

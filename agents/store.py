@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 from pydantic import ValidationError
 
@@ -25,35 +27,50 @@ class TrajectoryWriter:
         self.path = Path(path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = self.path.open("ab")
+            if self.path.exists():
+                cut_torn_line(self.path)
+            self._file = self.path.open("ab", buffering=0)  # nothing waits in a buffer for a disk that has no room
         except OSError as error:
             raise DataError(f"{self.path}: cannot write: {error.strerror or error}") from error
-        cut_torn_line(self.path)
         self._synced = monotonic()
 
     def append(self, trajectory: Trajectory) -> None:
-        """Write one line. Raises DataError (nothing half-written stays) when the disk refuses it."""
-        line = trajectory.model_dump_json().encode() + b"\n"
-        before = self._file.tell()
+        """Write one line.
+
+        Raises DataError (nothing half-written stays) when the disk refuses it or the trajectory has no JSON form.
+        """
         try:
-            self._file.write(line)
-            self._file.flush()
+            rest = memoryview(trajectory.to_json().encode() + b"\n")
+        except ValueError as error:
+            raise DataError(f"trajectory {trajectory.trajectory_id} cannot be written as JSON: {error}") from error
+        before = self._file.seek(0, os.SEEK_END)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
             if monotonic() - self._synced > _SYNC_SECONDS:
-                os.fsync(self._file.fileno())
-                self._synced = monotonic()
+                self._sync()
         except OSError as error:
-            os.truncate(self.path, before)
+            with suppress(OSError):
+                self._file.truncate(before)
             raise DataError(
                 f"{self.path}: cannot write: {error.strerror or error}; what was finished before is kept, "
                 "make room and go on with --resume"
             ) from error
 
     def close(self) -> None:
-        """Bring everything to the disk and close."""
-        if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        """Bring everything to the disk and close. Raises DataError when the disk refuses."""
+        if self._file.closed:
+            return
+        try:
+            self._sync()
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot write: {error.strerror or error}") from error
+        finally:
             self._file.close()
+
+    def _sync(self) -> None:
+        os.fsync(self._file.fileno())
+        self._synced = monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -61,11 +78,18 @@ class TrajectoryWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        with suppress(DataError):  # the first error is the one to tell of
+            self.close()
 
 
 def cut_torn_line(path: Path) -> int:
-    """Cut a last line without its newline; return the bytes cut."""
+    """Cut a last line that a killed writer left half-written; return the bytes cut.
+
+    A JSON object that lacks nothing but its newline gets it.
+    """
     with path.open("rb+") as file:
         size = end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -76,8 +100,21 @@ def cut_torn_line(path: Path) -> int:
                 end = start + found + 1
                 break
             end = start
+        if end == size:
+            return 0
+        file.seek(end)
+        if _is_object(file.read()):
+            file.write(b"\n")
+            return 0
         file.truncate(end)
         return size - end
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def read_trajectories(path: str | Path) -> Iterator[Trajectory]:

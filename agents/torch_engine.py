@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -82,13 +83,16 @@ class TorchEngine:
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Copy `weights` (by parameter name) into the model and drop every kept key and value.
 
-        Raises RunError while sequences are being sampled, and for missing or unknown names.
+        Raises RunError, and changes nothing, while sequences are being sampled and for names or shapes that differ.
         """
         if self._active or self._waiting:
             raise RunError(f"load_weights: {len(self._active) + len(self._waiting)} sequences are being sampled")
         own = dict(self.model.named_parameters())
         if own.keys() != weights.keys():
             raise RunError(f"load_weights: names differ: {sorted(own.keys() ^ weights.keys())[:5]}")
+        for name, tensor in weights.items():
+            if tensor.shape != own[name].shape:
+                raise RunError(f"load_weights: {name} must be {tuple(own[name].shape)}, got {tuple(tensor.shape)}")
         with torch.no_grad():
             for name, tensor in weights.items():
                 if tensor.data_ptr() != own[name].data_ptr():
@@ -103,9 +107,10 @@ class TorchEngine:
                 f"a prompt must have 1 to {self._length - 1} tokens (max_model_length {self._length}), "
                 f"got {len(request.prompt_ids)}"
             )
-        top = max(request.prompt_ids)
-        if top >= self.model.config.vocab_size or min(request.prompt_ids) < 0:
-            raise ConfigError(f"token id {top} is outside the vocabulary of {self.model.config.vocab_size}")
+        size = self.model.config.vocab_size
+        for token in (min(request.prompt_ids), max(request.prompt_ids)):
+            if not 0 <= token < size:
+                raise ConfigError(f"token id {token} is outside the vocabulary of {size}: another model's prompt?")
 
     async def _run(self) -> None:
         """Step until nothing waits. Between steps, finished episodes act and ask for their next turn."""
@@ -113,8 +118,10 @@ class TorchEngine:
             while self._waiting or self._active:
                 self.step()
                 await asyncio.sleep(0)
-        except Exception as error:  # noqa: BLE001 - whoever waits must hear of it; the rollout boundary flags the episode
-            for sequence in (*self._waiting, *self._active):
+        except Exception as error:  # noqa: BLE001 - whoever waits must hear of it; the rollout flags the episodes
+            failed = [*self._waiting, *self._active]
+            self._waiting, self._active = [], []
+            for sequence in failed:
                 if not sequence.future.done():
                     failure = RunError(f"the torch engine failed: {error!r}")
                     failure.__cause__ = error
@@ -123,8 +130,9 @@ class TorchEngine:
     @torch.inference_mode()
     def step(self) -> None:
         """Admit what waits and has a slot (prefill), then give every active sequence its next token."""
-        admitted = self._admit()
         decoding = list(self._active)
+        admitted = self._admit()
+        self._active += admitted
         if admitted:
             self._prefill(admitted)
         if decoding:
@@ -163,7 +171,6 @@ class TorchEngine:
         counts = torch.tensor([len(group) for group in twins.values()], device=self.device)
         logits = self.model.logits(hidden).repeat_interleave(counts, 0)
         ordered = [sequence for group in twins.values() for sequence in group]
-        self._active.extend(ordered)
         self._append(ordered, logits)
 
     def _decode(self, sequences: Sequence[_Sequence]) -> None:
@@ -188,8 +195,8 @@ class TorchEngine:
 
     def _append(self, sequences: Sequence[_Sequence], logits: Tensor) -> None:
         """Sample one token a sequence; finish those that stop or are full."""
-        requests = [s.request for s in sequences]
-        drawn = sample(logits, [r.sampling for r in requests], [r.seed for r in requests], [len(s.ids) for s in sequences])
+        requests, places = [s.request for s in sequences], [len(s.ids) for s in sequences]
+        drawn = sample(logits, [r.sampling for r in requests], [r.seed for r in requests], places)
         for sequence, token, logprob in zip(sequences, *drawn, strict=True):
             sequence.ids.append(token)
             sequence.logprobs.append(logprob)
@@ -198,9 +205,8 @@ class TorchEngine:
             if token in request.stop_ids or len(sequence.ids) >= room:
                 self._finish(sequence, "stop" if token in request.stop_ids else "length")
 
-    def _finish(self, sequence: _Sequence, reason: str) -> None:
+    def _finish(self, sequence: _Sequence, reason: Literal["stop", "length"]) -> None:
         self._active.remove(sequence)
         self.cache.keep(sequence.slot, [*sequence.request.prompt_ids, *sequence.ids])
         if not sequence.future.done():
-            done = "stop" if reason == "stop" else "length"
-            sequence.future.set_result(Generation(sequence.ids, sequence.logprobs, done, self.version))
+            sequence.future.set_result(Generation(sequence.ids, sequence.logprobs, reason, self.version))

@@ -1,25 +1,37 @@
 """Trajectory: the one currency. What an agent did in one episode, token by token, and what it earned.
 
-Tokens enter through two doors only: `append_context` (template and env: mask 0) and `append_turn` (the agent: mask 1). The mask is born with the token and never derived from token values. History is never rewritten; where a chat
-template cannot continue a history, a new segment begins (its own ids and mask, the same episode).
+Tokens enter through two doors only: `append_context` (template and env: mask 0) and `append_turn` (the agent: mask 1).
+The mask is born with the token and never derived from token values. History is never rewritten; where a chat template
+cannot continue a history, a new segment begins (its own ids and mask, the same episode).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from itertools import pairwise
+from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    computed_field,
+    model_validator,
+)
 
 from ..tools.messages import Message
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
+
+#: A key nobody reads is an error. Numbers that are not finite are written as what they are and refused when read.
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
 class ToolUse(BaseModel):
     """One tool call as it ended: which tool, which outcome, how long (seconds)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _STRICT
     name: str
     outcome: str
     seconds: float = 0.0
@@ -32,7 +44,7 @@ class Turn(BaseModel):
     sampling (`generate`) and of the env's step.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _STRICT
     start: int
     end: int
     text: str
@@ -47,24 +59,28 @@ class Turn(BaseModel):
 class Sampling(BaseModel):
     """How the tokens were drawn. Log-probs are those of the full softmax at `temperature` (1 when it is 0: greedy)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0, description="0 is off")
-    max_new_tokens: int = Field(256, ge=1, description="sampled tokens a turn")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0, description="0 is off")
+    max_new_tokens: int = Field(default=256, ge=1, description="sampled tokens a turn")
+
+
+class _Messages(BaseModel):
+    messages: list[Message]
 
 
 class Trajectory(BaseModel):
-    """One episode. `tokens`, `response_mask` and `logprobs` have equal lengths, checked at every append.
+    """One episode. `tokens`, `response_mask` and `logprobs` have equal lengths, checked before every append.
 
     `logprobs` is None where the mask is 0, and where an agent wrote the token without sampling it (an expert): SFT
     takes such tokens, RL refuses them. `reward` is the sum over turns, None when the episode failed for reasons
     that are not the agent's (`error`) or when nothing could be scored (`broken`).
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = _STRICT
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     trajectory_id: str
     group_id: str
     task_id: str
@@ -79,7 +95,7 @@ class Trajectory(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
     tokens: list[int] = Field(default_factory=list)
-    response_mask: list[int] = Field(default_factory=list)
+    response_mask: list[Literal[0, 1]] = Field(default_factory=list)
     logprobs: list[float | None] = Field(default_factory=list)
     segment_starts: list[int] = Field(default_factory=list)
 
@@ -93,25 +109,55 @@ class Trajectory(BaseModel):
     stop_reason: str | None = None
     error: str | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_derived(cls, data: Any) -> Any:
-        """Files carry `reward` for their readers; here it is derived from the turns."""
-        return {k: v for k, v in data.items() if k != "reward"} if isinstance(data, dict) else data
-
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self._check_lengths()
-        if any(not 0 <= turn.start <= turn.end <= len(self.tokens) for turn in self.turns):
-            raise ValueError(f"trajectory {self.trajectory_id}: a turn's span leaves the {len(self.tokens)} tokens")
+        length, starts = len(self.tokens), self.segment_starts
+        if not length == len(self.response_mask) == len(self.logprobs):
+            raise ValueError(
+                f"tokens, response_mask and logprobs must be equally long, got "
+                f"{length}, {len(self.response_mask)}, {len(self.logprobs)}"
+            )
+        if any(a > b for a, b in pairwise([*starts, length])) or (starts or [length])[0] != 0:
+            raise ValueError(f"segment_starts must rise from 0 to at most the {length} tokens, got {starts}")
+        spans = [place for turn in self.turns for place in (turn.start, turn.end)]
+        if any(a > b for a, b in pairwise([0, *spans, length])):
+            raise ValueError(f"the turns' spans must follow each other within the {length} tokens, got {spans}")
         return self
 
-    def _check_lengths(self) -> None:
-        if not len(self.tokens) == len(self.response_mask) == len(self.logprobs):
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read_reward(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Files carry `reward` for their readers; it is derived from the turns, so another value is refused."""
+        if not isinstance(data, dict) or "reward" not in data:
+            return handler(data)
+        trajectory = handler({key: value for key, value in data.items() if key != "reward"})
+        if data["reward"] != trajectory.reward:
             raise ValueError(
-                f"trajectory {self.trajectory_id}: tokens, response_mask and logprobs must be equally long, got "
-                f"{len(self.tokens)}, {len(self.response_mask)}, {len(self.logprobs)}"
+                f"reward is {data['reward']!r}, but the turns earned {trajectory.reward!r}: write the reward of a turn"
             )
+        return trajectory
+
+    def to_json(self) -> str:
+        """Return the trajectory as one line of JSON that is known to read back.
+
+        Raises ValueError naming the field: what was written past the model's checks (messages, `gt`, a turn's reward)
+        may have no JSON form.
+        """
+        _Messages(messages=self.messages)  # a key that no message has would be dropped below without a word
+        try:
+            text = self.model_dump_json(warnings="error")
+        except ValueError as error:
+            name = next((field for field in type(self).model_fields if not self._has_json(field)), "reward")
+            raise ValueError(f"trajectory {self.trajectory_id}: {name} has no JSON form: {error}") from error
+        type(self).model_validate_json(text)
+        return text
+
+    def _has_json(self, field: str) -> bool:
+        try:
+            self.model_dump_json(include={field}, warnings="error")
+        except ValueError:
+            return False
+        return True
 
     def start_segment(self) -> None:
         """Begin a segment: what follows is a sequence of its own."""
@@ -145,12 +191,15 @@ class Trajectory(BaseModel):
             )
         )
 
-    def _append(self, ids: Sequence[int], mask: int, logprobs: Sequence[float | None]) -> None:
+    def _append(self, ids: Sequence[int], mask: Literal[0, 1], logprobs: Sequence[float | None]) -> None:
         """The only way a token enters a trajectory."""
+        if len(ids) != len(logprobs):
+            raise ValueError(f"trajectory {self.trajectory_id}: {len(ids)} ids came with {len(logprobs)} log-probs")
+        if ids and not self.segment_starts:
+            raise ValueError(f"trajectory {self.trajectory_id}: tokens were appended before any segment was begun")
         self.tokens.extend(ids)
         self.response_mask.extend([mask] * len(ids))
         self.logprobs.extend(logprobs)
-        self._check_lengths()
 
     @computed_field  # type: ignore[prop-decorator]
     @property

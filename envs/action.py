@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Self, get_args
 
 from ..rewards.episode import FinishReason
+from ..tools.errors import EnvError, closest
+
+_REASONS = get_args(FinishReason)
 
 
 class Action(str):
@@ -18,7 +21,12 @@ class Action(str):
     thinking_open: bool
 
     def __new__(cls, text: str = "", finish_reason: FinishReason = "stop", thinking_open: bool = False) -> Self:
-        """Make an action from its text."""
+        """Make an action from its text.
+
+        Raises EnvError for an unknown finish reason: one taken for `stop` would pass a cut text off as a finished one.
+        """
+        if finish_reason not in _REASONS:
+            raise EnvError(f"unknown finish reason {finish_reason!r}.{closest(str(finish_reason), _REASONS)}")
         action = super().__new__(cls, text)
         action.finish_reason = finish_reason
         action.thinking_open = thinking_open

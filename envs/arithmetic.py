@@ -9,7 +9,7 @@ from typing import Any
 from ..rewards.components import gt_component, unfinished
 from ..rewards.numeric import NumericChecker
 from ..tools.errors import ConfigError
-from ..tools.messages import user
+from ..tools.messages import Message, user
 from .chat_env import ChatEnv
 from .tasks import GeneratedTasks, Split, Task
 
@@ -34,9 +34,9 @@ def make_task(rng: Random, split: Split, levels: Sequence[int]) -> Task:
             break
     operation = rng.choice(operations)
     value = {"+": a + b, "-": a - b, "*": a * b}[operation]
-    gold = ({"role": "assistant", "content": str(value)},)
+    gold: tuple[Message, ...] = ({"role": "assistant", "content": str(value)},)
     question = user(f"What is {a} {operation} {b}? Answer with the number.")
-    return Task("", (question,), str(value), gold, {"level": level, "operands": [a, b]})  # type: ignore[arg-type]
+    return Task("", (question,), str(value), gold, {"level": level, "operands": [a, b]})
 
 
 class ArithmeticEnv(ChatEnv):
@@ -47,6 +47,7 @@ class ArithmeticEnv(ChatEnv):
         levels: 1 sums to 9 + 9, 2 sums and differences to 20, 3 also products, to 99.
         size, seed: how many tasks there are and which.
         rewards: weights of `gt` (default 1) and `unfinished` (default 0: seen, not paid).
+        max_turns: more than 1 gives an agent that calls a tool, where there is none, another turn to answer.
     """
 
     def __init__(
@@ -56,10 +57,9 @@ class ArithmeticEnv(ChatEnv):
         size: int = 100_000,
         seed: int = 0,
         rewards: Mapping[str, float] | None = None,
+        max_turns: int = 1,
         **options: Any,
     ) -> None:
-        if split not in ("train", "test"):
-            raise ConfigError(f"split must be 'train' or 'test', got {split!r}")
         chosen = tuple(levels)
         if not chosen or any(level not in LEVELS for level in chosen):
             raise ConfigError(f"levels must be some of {tuple(LEVELS)}, got {levels!r}")
@@ -69,6 +69,6 @@ class ArithmeticEnv(ChatEnv):
             ),
             [gt_component(NumericChecker()), unfinished],
             rewards=rewards,
-            max_turns=1,
+            max_turns=max_turns,
             **options,
         )

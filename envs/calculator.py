@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -95,6 +96,12 @@ def make_task(rng: Random, split: Split, levels: Sequence[int]) -> Task:
     return Task("", (system(_SYSTEM), user(question)), str(value), tuple(gold), metadata)
 
 
+@cache
+def _toolbox() -> Toolbox:
+    """The calculator has no state: one toolbox, its schema compiled once, serves every env of the process."""
+    return Toolbox([calculator_tool(Limits(max_operations=1))])
+
+
 class CalculatorEnv(ChatEnv):
     """Questions of one or two operations; a calculator that takes one operation a call; the number as the answer.
 
@@ -125,7 +132,7 @@ class CalculatorEnv(ChatEnv):
                 "calculator", lambda rng, side: make_task(rng, side, chosen), size=size, split=split, seed=seed
             ),
             [gt_component(NumericChecker()), failed_calls, unfinished],
-            toolbox=Toolbox([calculator_tool(Limits(max_operations=1))]),
+            toolbox=_toolbox(),
             rewards=rewards,
             max_turns=max_turns,
             **options,

@@ -15,17 +15,18 @@ the action ends by                 calls run?  `gt` scored?         flags       
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, SupportsIndex
 
 import gymnasium
 
 from ..rewards.components import Component
 from ..rewards.episode import Episode
-from ..tools.chat_format import ChatFormat, ParsedTurn, get_chat_format
+from ..tools.chat_format import ChatFormat, get_chat_format
 from ..tools.errors import ConfigError, EnvError, closest
 from ..tools.messages import Message, system
-from ..tools.outcomes import ToolResult
 from ..tools.toolbox import Toolbox
 from .action import Action
 from .spaces import MessagesSpace, TextSpace
@@ -47,7 +48,7 @@ class ChatEnv(gymnasium.Env[Observation, str]):
         system_prompt: replaces the system message of the tasks when given.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - as gymnasium declares it
 
     def __init__(
         self,
@@ -71,9 +72,13 @@ class ChatEnv(gymnasium.Env[Observation, str]):
             raise ConfigError(
                 f"{type(self).__name__} takes no argument {key!r}.{closest(key, ['system_prompt', 'render_mode'])}"
             )
+        if self.render_mode not in (None, "ansi"):
+            raise ConfigError(f"{type(self).__name__}: render_mode must be 'ansi' or None, got {self.render_mode!r}")
         self.tasks, self.toolbox, self.max_turns = tasks, toolbox or Toolbox([]), max_turns
         self.components = {component.name: component for component in components}
-        self.weights = dict(rewards) if rewards is not None else {components[0].name: 1.0}
+        if len(self.components) < len(components):
+            raise ConfigError(f"{type(self).__name__}: two components have one name: {[c.name for c in components]}")
+        self.weights = dict(rewards) if rewards is not None else {c.name: 1.0 for c in components[:1]}
         for name in self.weights:
             if name not in self.components:
                 raise ConfigError(f"rewards: no component {name!r} in this env.{closest(name, self.components)}")
@@ -92,18 +97,11 @@ class ChatEnv(gymnasium.Env[Observation, str]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Start an episode of `options["task_index"]`, or of a task drawn by the env's own rng.
 
-        Returns the task's messages and `info` with `task_id` and `tools` (OpenAI schemas).
+        Returns the task's messages and `info` with `task_id` and `tools` (OpenAI schemas). Raises ConfigError for
+        another option, and for an index that no task has.
         """
         super().reset(seed=seed)
-        options = options or {}
-        unknown = set(options) - {"task_index"}
-        if unknown:
-            name = sorted(unknown)[0]
-            raise ConfigError(f"reset: unknown option {name!r}.{closest(name, ['task_index'])}")
-        index = options.get("task_index")
-        if index is None:
-            index = int(self.np_random.integers(len(self.tasks)))
-        task = self.task = self.tasks[index]
+        task = self.task = self.tasks[self._task_index(options or {})]
         self.toolbox = self.make_toolbox(task)
         messages = [message.copy() for message in task.messages]
         if self.system_prompt is not None:
@@ -111,15 +109,28 @@ class ChatEnv(gymnasium.Env[Observation, str]):
         self.episode = Episode(gt=task.gt, messages=list(messages))
         return tuple(messages), {"task_id": task.task_id, "tools": self.toolbox.schemas()}
 
+    def _task_index(self, options: Mapping[str, Any]) -> int:
+        for name in sorted(set(options) - {"task_index"}):
+            raise ConfigError(f"reset: unknown option {name!r}.{closest(name, ['task_index'])}")
+        index = options.get("task_index")
+        if index is None:
+            return int(self.np_random.integers(len(self.tasks)))
+        if not isinstance(index, SupportsIndex) or not 0 <= operator.index(index) < len(self.tasks):
+            raise ConfigError(f"reset: task_index must be a whole number below {len(self.tasks)}, got {index!r}")
+        return operator.index(index)
+
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Take one assistant text; return the env's answer, this turn's reward, the two flags and `info`.
 
         `info`: `rewards` (value of each component that fired, unweighted, None when broken), `tool_results`,
         `success` (None until scored, or when the checker broke) and `stop_reason` (None while the episode runs).
+        Raises EnvError when the episode is over, when `action` is no text, and when a component's value is not finite.
         """
         episode = self.episode
         if episode is None or episode.over:
             raise EnvError("step was called on an episode that is over (or never began); call reset() first")
+        if action not in self.action_space:
+            raise EnvError(f"an action must be a str, got {type(action).__name__}")
         action = Action.of(action)
         episode.results = []
         replies: list[Message] = []
@@ -151,7 +162,7 @@ class ChatEnv(gymnasium.Env[Observation, str]):
             episode.terminated = episode.scored = True
             episode.stop_reason = "stop"
             return []
-        episode.results = self._run(turn)
+        episode.results = self.toolbox.call_all(turn.calls)
         episode.all_results.extend(episode.results)
         replies = [result.message() for result in episode.results]
         episode.messages.extend(replies)
@@ -160,19 +171,20 @@ class ChatEnv(gymnasium.Env[Observation, str]):
             episode.stop_reason = "max_turns"
         return replies
 
-    def _run(self, turn: ParsedTurn) -> list[ToolResult]:
-        return self.toolbox.call_all(turn.calls)
-
     def _reward(self, episode: Episode) -> tuple[float, dict[str, float | None]]:
         """Return the weighted sum of what fired this turn, and the values themselves."""
         values = {
             name: component.value(episode) for name, component in self.components.items() if component.fires(episode)
         }
+        for name, value in values.items():
+            if value is not None and not math.isfinite(value):
+                raise EnvError(f"component {name!r} must be a finite number or None, got {value}")
         reward = sum(self.weights.get(name, 0.0) * value for name, value in values.items() if value is not None)
         return float(reward), values
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """Return the conversation so far as text (`render_mode="ansi"`)."""
         if self.render_mode is None or self.episode is None:
             return None
-        return "\n".join(f"[{m['role']}] {m['content']} {m.get('tool_calls', '')}".rstrip() for m in self.episode.messages)
+        lines = (f"[{m['role']}] {m['content']} {m.get('tool_calls', '')}" for m in self.episode.messages)
+        return "\n".join(line.rstrip() for line in lines)

@@ -45,7 +45,10 @@ def make_env(env_id: str, **kwargs: Any) -> ChatEnv:
         raise ConfigError(f"unknown env {env_id!r}.{closest(name, env_ids())}")
     spec = gymnasium.spec(name)
     _check_arguments(name, spec, kwargs)
-    env = gymnasium.make(name, disable_env_checker=True, **kwargs).unwrapped
+    try:
+        env = gymnasium.make(name, disable_env_checker=True, **kwargs).unwrapped
+    except TypeError as error:  # an argument of the wrong type, or one that the env sets itself
+        raise ConfigError(f"env {env_id!r} cannot be made with {kwargs}: {error}") from error
     if not isinstance(env, ChatEnv):
         raise ConfigError(f"env {env_id!r} must be a gymtune.envs.ChatEnv, got {type(env).__name__}")
     return env

@@ -6,16 +6,21 @@ anything. These two accept any text, compare equal when they mean the same, and 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium
 import numpy as np
 
-from ..tools.messages import Message
+from ..tools.messages import Message, Role
 
 _SAMPLE_ALPHABET = np.array(list("abcdefghijklmnopqrstuvwxyz 0123456789.,+-*/?\u4e2d\u6587"))
 _SAMPLE_LENGTH = 40  # characters at most in a sampled text
-_ROLES = frozenset({"system", "user", "assistant", "tool"})
+_ROLES = frozenset(get_args(Role))
+
+
+def _random_text(rng: np.random.Generator) -> str:
+    length = int(rng.integers(1, _SAMPLE_LENGTH))
+    return "".join(rng.choice(_SAMPLE_ALPHABET, size=length))
 
 
 class TextSpace(gymnasium.Space[str]):
@@ -26,8 +31,7 @@ class TextSpace(gymnasium.Space[str]):
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
         """Return a random text; masks mean nothing here."""
-        length = int(self.np_random.integers(1, _SAMPLE_LENGTH))
-        return "".join(self.np_random.choice(_SAMPLE_ALPHABET, size=length))
+        return _random_text(self.np_random)
 
     def contains(self, x: Any) -> bool:
         """Accept any `str`."""
@@ -53,19 +57,15 @@ class MessagesSpace(gymnasium.Space[tuple[Message, ...]]):
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(shape=None, dtype=None, seed=seed)
-        self._text = TextSpace()
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> tuple[Message, ...]:
         """Return one random user message."""
-        self._text._np_random = self.np_random
-        return ({"role": "user", "content": self._text.sample()},)
+        return ({"role": "user", "content": _random_text(self.np_random)},)
 
     def contains(self, x: Any) -> bool:
         """Accept tuples (or lists) of dicts with a known role and a `str` content."""
         return isinstance(x, tuple | list) and all(
-            isinstance(message, dict)
-            and message.get("role") in _ROLES
-            and isinstance(message.get("content"), str)
+            isinstance(message, dict) and message.get("role") in _ROLES and isinstance(message.get("content"), str)
             for message in x
         )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol, get_args, overload
 
+from ..tools.errors import ConfigError
 from ..tools.messages import Message
 
 Split = Literal["train", "test"]
@@ -42,12 +43,17 @@ class TaskSet(Protocol):
 class GeneratedTasks(Sequence[Task]):
     """Tasks made on demand from a seed: task `i` is the same in every process, and nothing is stored.
 
-    `generate(rng, split)` returns the task without its id; the rng is seeded by (name, split, seed, index).
+    `generate(rng, split)` returns the task without its id; the rng is seeded by (name, split, seed, index). Raises
+    ConfigError for a size below 1 or an unknown split.
     """
 
     def __init__(
         self, name: str, generate: Callable[[Random, Split], Task], *, size: int, split: Split = "train", seed: int = 0
     ) -> None:
+        if size < 1:
+            raise ConfigError(f"{name}: size must be at least 1, got {size}")
+        if split not in get_args(Split):
+            raise ConfigError(f"{name}: split must be 'train' or 'test', got {split!r}")
         self.name, self.generate, self.size, self.split, self.seed = name, generate, size, split, seed
 
     def __len__(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +13,15 @@ VerdictKind = Literal["right", "wrong", "unparsed", "broken"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a checker found. `score` is None exactly when the checker itself broke."""
+    """What a checker found. `score` is finite, and None exactly when the checker itself broke (else ValueError)."""
 
     kind: VerdictKind
     score: float | None
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.score is None) != (self.kind == "broken") or not math.isfinite(self.score or 0.0):
+            raise ValueError(f"a verdict of kind {self.kind!r} cannot have the score {self.score!r}")
 
     @classmethod
     def of(cls, right: bool, detail: str = "") -> Verdict:

@@ -53,4 +53,4 @@ def gt_component(checker: Checker, name: str = "gt") -> Component:
 unfinished = Component("unfinished", "truncated", lambda episode: -1.0)
 
 #: -1 for each call of this turn that failed (parse error, unknown tool, schema violation, exception, timeout).
-failed_calls = Component("failed_calls", "turn", lambda episode: -float(sum(r.failed for r in episode.results)))
+failed_calls = Component("failed_calls", "turn", lambda episode: float(-sum(r.failed for r in episode.results)))

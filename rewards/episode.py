@@ -1,4 +1,4 @@
-"""Episode: the state of one run through an env, as rewards see it. The env writes it, components only read."""
+"""Episode: the state of one run through an env, as rewards see it. The env writes it, components read it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Episode:
     """One run through one task.
 
     `turn` counts finished actions; `answer` is the last assistant text without thinking and calls; `results`
-    are the tool results of this turn only, `all_results` those of the whole episode.
+    are the tool results of this turn only, `all_results` those of the whole episode. `success` alone is written by a
+    component, the one that scores `gt`: None until then, and when its checker broke.
     """
 
     gt: Any

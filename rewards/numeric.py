@@ -4,50 +4,57 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, ClassVar
 
 from .checker import Checker, Verdict
 
-_NUMBER = r"[-+\u2212]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?"
+# Possessive quantifiers (`++`, `?+`) never give back what they took: hostile text costs linear time.
+_NUMBER = r"[-+\u2212]?\$?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++)(?:\.[0-9]++)?+(?:[eE][-+]?[0-9]{1,3})?+"
 _ALONE = re.compile(rf"\$?({_NUMBER})\.?")
 #: Ways of saying "this is the answer" that the seeds' data and most models use.
-_MARKED = re.compile(
-    rf"(?:\banswer(?:\s+is|:|\s*=)\s*|####\s*|\\boxed\{{\s*)\$?({_NUMBER})(?![\d.,]*\d)(?!\w|%|/|\s*[*^])", re.IGNORECASE
+_MARK = r"\banswer(?:\s+is:?|:|\s*=)|####|\\boxed\{"
+_MARKED = re.compile(rf"(?:{_MARK})[\s*$]*+({_NUMBER}(?:[.,]?[\w%/^])*+)", re.IGNORECASE)
+_CLOSING = re.compile(r"[\s.*$})\]\\]*+")  # what may follow: a full stop, the end of bold, box or formula
+_CLAUSE_END = re.compile(r"[.!?;,]\s|\n")
+_DOUBT = re.compile(
+    r"\b(?:not|no|never|nor|neither|cannot|wrong|incorrect|false|doubt|maybe|perhaps|possibly|or)\b|n['\u2019]t\b",
+    re.IGNORECASE,
 )
-_ANY_NUMBER = re.compile(r"\d")
-_LONGEST_ANSWER = 4000  # characters; a longer one is a dump, not an answer
+_LOOK_BACK = 200  # characters before a mark in which its clause is looked for
+_SHOWN = 40  # characters of a number in a verdict's detail
 _RELATIVE_TOLERANCE = Decimal("1e-6")  # for a gt that is no whole number
 
 
 def parse_number(text: str) -> Decimal | None:
-    """Return the number that `text` spells as a whole ("1,234.5", "$3", "-7"), or None."""
+    """Return the number that `text` spells as a whole ("1,234.5", "$3", "-7", "2e3"), or None. Linear time."""
     match = _ALONE.fullmatch(text.strip())
     if match is None:
         return None
-    try:
-        number = Decimal(match[1].replace(",", "").replace("$", "").replace("\u2212", "-"))
-    except InvalidOperation:
-        return None
-    return number if number.is_finite() else None
+    return Decimal(match[1].replace(",", "").replace("$", "").replace("\u2212", "-"))
 
 
 class NumericChecker(Checker):
     """Right when the answer states exactly one number as its answer and that number equals `gt`.
 
-    Accepted are a text that is nothing but a number, or one marked place ("The answer is 7", "#### 7",
-    "\\boxed{7}") after which no other number follows. Several marked places must agree. Whole numbers are compared
-    exactly, others within 1e-6 relative. Hedges, lists, negations and dumps are `unparsed`, not guessed at.
+    Accepted are a text that is nothing but a number, or one that ends with a marked number ("The answer is 7.",
+    "#### 7", "\\boxed{7}"); whatever reasoning stands before, its marked numbers must agree. Whole numbers are
+    compared exactly, others within 1e-6 relative. Hedges, lists, negations and dumps are `unparsed`, not guessed at.
     """
 
     positives: ClassVar[Sequence[tuple[str, Any]]] = (
         ("42", 42),
         (" 42.\n", "42"),
+        ("-7", -7),
         ("The answer is 1,234.", 1234),
+        ("Answer: 7", 7),
+        ("No, the answer is **7**.", 7),
         ("5 apples and 2 pears.\n#### 7", 7),
         (r"So \boxed{-3}", -3),
+        (r"The final answer is $\boxed{42}$.", 42),
         ("The answer is 0.3333333", "0.333333333333"),
         ("The answer is $12.50.", "12.5"),
+        ("The answer is 5, I think. I checked it: the answer is 5.", 5),
     )
     negatives: ClassVar[Sequence[tuple[str, Any]]] = (
         ("", 5),
@@ -55,13 +62,24 @@ class NumericChecker(Checker):
         ("The answer is 51", 5),
         ("The answer is 5.1", 5),
         ("The answer is not 5", 5),
+        ("I do not think that the answer is 5.", 5),
+        ("The wrong answer is 5", 5),
+        (r"It isn't \boxed{5}", 5),
+        ("The answer is 5, or not.", 5),
+        ("The answer is 5? No.", 5),
         ("The answer is 5 or 6", 5),
+        ("The answer is 5 or six", 5),
         ("The answer is 4. The answer is 5.", 5),
+        ("The answer is 5/2. The answer is 5.", 5),
+        ("The answer is 5%, so the answer is 5", 5),
         ("1 2 3 4 5 6 7", 5),
         ("-5", 5),
         ("5%", 5),
+        ("5!", 5),
         ("The answer is 5/2", 5),
         ("The answer is 5e3", 5),
+        ("The answer is 5,000", 5),
+        ("3 + 5 = 8\nnot #### 5", 5),
         ("five", 5),
     )
 
@@ -70,24 +88,26 @@ class NumericChecker(Checker):
         wanted = parse_number(str(gt))
         if wanted is None:
             raise ValueError(f"gt must be a number, got {gt!r}")
-        if len(answer) > _LONGEST_ANSWER:
-            return Verdict.unparsed(f"answer of {len(answer)} characters")
         found = _stated(answer)
         if found is None:
             return Verdict.unparsed("no single number is stated as the answer")
-        return Verdict.of(_equal(found, wanted), f"stated {found}")
+        return Verdict.of(_equal(found, wanted), f"stated {found!s:.{_SHOWN}}")
 
 
 def _stated(answer: str) -> Decimal | None:
-    """Return the one number that `answer` states, or None when there is none or more than one."""
+    """Return the one number that `answer` states, or None when there is none, more than one, or any doubt."""
     alone = parse_number(answer)
     if alone is not None:
         return alone
-    marked = list(_MARKED.finditer(answer))
-    if not marked or _ANY_NUMBER.search(answer, marked[-1].end()):
-        return None
-    numbers = {parse_number(match[1]) for match in marked}
-    return numbers.pop() if len(numbers) == 1 else None
+    numbers: set[Decimal | None] = set()  # None for a mark that goes on as something else, such as 5/2
+    end = 0
+    for mark in _MARKED.finditer(answer):
+        clause = _CLAUSE_END.split(answer[max(0, mark.start() - _LOOK_BACK) : mark.start()])[-1]
+        numbers.add(parse_number(mark[1]))
+        if len(numbers) > 1 or _DOUBT.search(clause):
+            return None
+        end = mark.end()
+    return numbers.pop() if numbers and _CLOSING.fullmatch(answer, end) else None
 
 
 def _equal(found: Decimal, wanted: Decimal) -> bool:

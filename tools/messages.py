@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired
 
+from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 
+@with_config(ConfigDict(extra="forbid"))
 class FunctionCall(TypedDict):
     """Name and arguments of a call. Arguments are an object, as chat templates want them, not JSON text."""
 
@@ -16,6 +18,7 @@ class FunctionCall(TypedDict):
     arguments: dict[str, Any]
 
 
+@with_config(ConfigDict(extra="forbid"))
 class ToolCall(TypedDict):
     """One call of an assistant message; its result names it by `id`."""
 
@@ -24,8 +27,9 @@ class ToolCall(TypedDict):
     function: FunctionCall
 
 
+@with_config(ConfigDict(extra="forbid"))
 class Message(TypedDict):
-    """One chat message.
+    """One chat message. Where one is checked, a key that is not named here is an error, never dropped.
 
     `tool_call_id` and `name` stand on tool messages, `tool_calls` and `reasoning_content` on assistant messages.
     """

@@ -67,20 +67,20 @@ def compile_schema(schema: Mapping[str, Any], where: str) -> ArgumentSchema:
 
 
 def _check_references(schema: dict[str, Any], where: str) -> None:
-    """Resolve every `$ref` now: a dangling one would otherwise raise in the middle of a rollout."""
+    """Resolve every reference now: a dangling one would otherwise raise in the middle of a rollout."""
     root: Resource[Any] = DRAFT202012.create_resource(schema)
     base = root.id() or ""
     registry = Registry[Any]().with_resource(base, root)
     todo = [(root, registry.resolver(base_uri=base))]
     while todo:
         resource, resolver = todo.pop()
-        reference = resource.contents.get("$ref") if isinstance(resource.contents, dict) else None
-        if reference is not None:
+        contents = resource.contents if isinstance(resource.contents, dict) else {}
+        for reference in (contents[key] for key in ("$ref", "$dynamicRef") if key in contents):
             try:
                 resolver.lookup(reference)
             except Unresolvable:
                 raise ConfigError(
-                    f"{where}: $ref {reference!r} leads nowhere. Refer to a part of the same schema, as '#/$defs/name'."
+                    f"{where}: the reference {reference!r} leads nowhere. Refer within the schema, as '#/$defs/name'."
                 ) from None
         todo += [(part, resolver.in_subresource(part)) for part in resource.subresources()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,8 +110,10 @@ def _annotate(schema: dict[str, Any], parameter: inspect.Parameter, text: str | 
         schema["description"] = text
     if parameter.default is not parameter.empty:
         try:
-            schema["default"] = to_jsonable_python(parameter.default)
-        except PydanticSerializationError:
+            value = to_jsonable_python(parameter.default)
+            json.dumps(value, allow_nan=False)
+            schema["default"] = value
+        except (PydanticSerializationError, ValueError):
             schema.pop("default", None)  # stays optional all the same
 
 

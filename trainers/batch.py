@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -53,27 +53,35 @@ class MicroBatch:
 def make_rows(trajectories: Sequence[Trajectory], advantages: Sequence[float], *, need_logprobs: bool) -> list[Row]:
     """Return the rows of `trajectories` that hold a trainable token, in order.
 
+    With `need_logprobs` a row keeps the temperature it was sampled at, for the ratio must compare like with like;
+    without, log-probs are the model's own (temperature 1), whoever wrote the tokens.
+
     Raises DataError for a trajectory without tokens, a mask of all ones (no prompt predicts the first token), and,
     when `need_logprobs`, for agent tokens that were not sampled or were sampled greedily.
     """
     rows = []
     for index, (trajectory, advantage) in enumerate(zip(trajectories, advantages, strict=True)):
-        temperature = trajectory.sampling.temperature if trajectory.sampling is not None else 1.0
-        if need_logprobs and temperature == 0:
-            raise DataError(f"trajectory {trajectory.trajectory_id} was sampled greedily; RL needs a temperature above 0")
+        sampling = trajectory.sampling if need_logprobs else None
+        temperature = 1.0 if sampling is None else sampling.temperature
+        if temperature == 0:
+            raise DataError(
+                f"trajectory {trajectory.trajectory_id} was sampled greedily; RL needs a temperature above 0"
+            )
         for start, end in trajectory.segments:
             places = [t for t in range(start, end) if trajectory.response_mask[t]]
             if not places:
                 continue
             if places[0] == start:
                 raise DataError(
-                    f"trajectory {trajectory.trajectory_id}: the first token of a segment has mask 1; nothing predicts it"
+                    f"trajectory {trajectory.trajectory_id}: a segment begins with mask 1, so nothing predicts its "
+                    "first token; a prompt must come before"
                 )
             old = [trajectory.logprobs[t] for t in places]
             if need_logprobs and None in old:
                 raise DataError(
-                    f"trajectory {trajectory.trajectory_id} (agent {trajectory.agent!r}): token {places[old.index(None)]} "
-                    "has no log-prob, so no policy sampled it; RL needs sampled trajectories, SFT takes these"
+                    f"trajectory {trajectory.trajectory_id} (agent {trajectory.agent!r}): token "
+                    f"{places[old.index(None)]} has no log-prob, so no policy sampled it; RL needs sampled "
+                    "trajectories, SFT takes these"
                 )
             rows.append(
                 Row(
@@ -82,7 +90,7 @@ def make_rows(trajectories: Sequence[Trajectory], advantages: Sequence[float], *
                     [float("nan") if value is None else value for value in old],
                     float(advantage),
                     index,
-                    temperature or 1.0,
+                    temperature,
                 )
             )
     return rows
@@ -103,8 +111,10 @@ def _shared_prefix(rows: Sequence[Row]) -> int:
     """Return how many leading tokens all rows share, short of the one that predicts a first trainable token."""
     if len(rows) < 2:
         return 0
-    shared: list[int] = commonprefix([row.tokens for row in rows])
-    return min(len(shared), *(row.places[0] - 1 for row in rows))
+    tokens = [row.tokens for row in rows]
+    # what the first and the last in dictionary order share, all share
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(min(tokens), max(tokens), strict=False)))
+    return min(shared, *(row.places[0] - 1 for row in rows))
 
 
 def _collate(rows: Sequence[Row], device: torch.device) -> MicroBatch:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ..agents.models import Decoder, save_model
@@ -24,9 +25,10 @@ _OPTIMIZER = "optimizer.safetensors"
 def write_aside(target: Path, fill: Callable[[Path], None]) -> None:
     """Let `fill` write a folder beside `target`, bring it to the disk and rename it: `target` is whole or absent.
 
+    A folder that is there already is moved away first and removed last, so a kill never leaves half of either.
     Raises RunError when the disk refuses; what was there before stays.
     """
-    aside = target.with_name(f".{target.name}.partial")
+    aside, old = target.with_name(f".{target.name}.partial"), target.with_name(f".{target.name}.old")
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
@@ -34,15 +36,13 @@ def write_aside(target: Path, fill: Callable[[Path], None]) -> None:
         for file in aside.iterdir():
             with file.open("rb+") as handle:
                 os.fsync(handle.fileno())
+        shutil.rmtree(old, ignore_errors=True)
         if target.exists():
-            shutil.rmtree(target)
+            os.replace(target, old)
         os.replace(aside, target)
-    except (OSError, RuntimeError) as error:  # safetensors reports a full disk as its own error
+        shutil.rmtree(old, ignore_errors=True)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
         raise RunError(f"{target}: cannot write: {error}; make room and go on with --resume") from error
-    except Exception as error:
-        if "SafetensorError" in type(error).__name__:
-            raise RunError(f"{target}: cannot write: {error}; make room and go on with --resume") from error
-        raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -60,16 +60,15 @@ def save_pretrained(model: Decoder, tokenizer_folder: Path, target: Path) -> Non
 def save_checkpoint(
     target: Path, model: Decoder, tokenizer_folder: Path, optimizer: torch.optim.Optimizer, state: dict[str, Any]
 ) -> None:
-    """Write a checkpoint that `load_checkpoint` continues from: the model's folder, the optimizer, `state` as JSON."""
+    """Write what `load_optimizer` and `load_state` continue from: the model's folder, optimizer, `state` as JSON."""
 
     def fill(folder: Path) -> None:
         save_model(model, folder)
         _copy_tokenizer(tokenizer_folder, folder)
-        names = {parameter: name for name, parameter in model.named_parameters()}
         tensors = {
-            f"{names[parameter]}/{key}": value.contiguous()
-            for parameter, values in optimizer.state.items()
-            for key, value in values.items()
+            f"{name}/{key}": value.contiguous()
+            for name, parameter in model.named_parameters()
+            for key, value in optimizer.state[parameter].items()
         }
         save_file(tensors, folder / _OPTIMIZER)
         (folder / _STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
@@ -79,22 +78,33 @@ def save_checkpoint(
 
 def load_optimizer(folder: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> None:
     """Give `optimizer` the state it had when `folder` was written. Raises RunError for one of another model."""
-    tensors = load_file(folder / _OPTIMIZER)
-    states: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}
+    file = folder / _OPTIMIZER
+    try:
+        tensors = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{file}: cannot read: {error}; remove {folder} and --resume from the one before") from error
+    states: dict[str, dict[str, torch.Tensor]] = {}
     parameters = dict(model.named_parameters())
     for key, tensor in tensors.items():
         name, _, field = key.rpartition("/")
-        if name not in parameters or field != "step" and tensor.shape != parameters[name].shape:
-            raise RunError(f"{folder / _OPTIMIZER}: {key} does not belong to this model")
-        place = tensor if field == "step" else tensor.to(parameters[name].device)
-        states.setdefault(parameters[name], {})[field] = place
-    for parameter, state in states.items():
-        optimizer.state[parameter] = state
+        if name not in parameters or (field != "step" and tensor.shape != parameters[name].shape):
+            raise RunError(f"{file}: {key} {tuple(tensor.shape)} does not belong to this model")
+        place = "cpu" if field == "step" else parameters[name].device  # where AdamW itself keeps them
+        states.setdefault(name, {})[field] = tensor.to(place, copy=True)  # the file may be pruned while mapped
+    if missing := parameters.keys() - states.keys():
+        raise RunError(f"{file}: holds no state of {sorted(missing)[0]} ({len(missing)} parameters lack it)")
+    for name, state in states.items():
+        optimizer.state[parameters[name]] = state
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """Return the JSON state of a checkpoint."""
-    state: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    """Return the JSON state of a checkpoint. Raises RunError for a file that is missing or broken."""
+    try:
+        state: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{folder / _STATE}: cannot read: {error}; remove {folder} and --resume from the one before"
+        ) from error
     return state
 
 

@@ -44,8 +44,13 @@ class TrajectoryDataset:
                 )
             if rendered.sampled_tokens:
                 self.items.append(rendered)
+            else:
+                self.left_out += 1
         if not self.items:
-            raise DataError(f"{path}: no trajectory to learn from ({self.left_out} left out by min_reward or errors)")
+            raise DataError(
+                f"{path}: no trajectory to learn from ({self.left_out} left out: failed, less reward than min_reward, "
+                "or nothing said)"
+            )
 
     def batch(self, step: int, size: int) -> list[Trajectory]:
         """Return the `size` trajectories of step `step` (0-based); epochs follow each other without a gap."""

@@ -64,7 +64,7 @@ class Trainer:
         self.config, self.model, self.agent, self.run = config, model, agent, run
         self.env, self.dataset = env, dataset
         self.algorithm = ALGORITHMS[config.algo](config)
-        if self.algorithm.online and env is None or not self.algorithm.online and dataset is None:
+        if (env if self.algorithm.online else dataset) is None:
             wanted = "an env" if self.algorithm.online else "a dataset"
             raise ConfigError(f"algo {config.algo!r} needs {wanted}, got None")
         self.probe_env = env() if env is not None else None
@@ -102,32 +102,38 @@ class Trainer:
         config, step = self.config, self.step
         if self.dataset is not None:
             return self.dataset.batch(step, config.batch_size)
-        assert self.env is not None and self.probe_env is not None
+        assert self.env is not None
+        assert self.probe_env is not None
         rng = Random(derive_seed(config.seed, "tasks", step))
         tasks = [rng.randrange(len(self.probe_env.tasks)) for _ in range(config.prompts_per_step)]
         specs = plan_episodes(tasks, config.num_generations, run_id=config.output_dir, seed=config.seed, version=step)
         trajectories = run_episodes(
             self.env, self.agent, specs, limits=Limits(), concurrency=len(specs), on_finish=self.on_episode
         )
+        if config.save_trajectories:
+            self.run.write_trajectories(step + 1, trajectories)
         failed = [t for t in trajectories if t.error is not None]
         if len(failed) == len(trajectories):
             last_line = (failed[0].error or "").strip().splitlines()[-1]
             raise RunError(f"step {step + 1}: all {len(failed)} episodes failed, the first one with: {last_line}")
-        if config.save_trajectories:
-            self.run.write_trajectories(step + 1, trajectories)
         return trajectories
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Return each trajectory's advantage. In a control run the rewards are dealt out at random first."""
+        """Return each trajectory's advantage. In a control run the known rewards are dealt out at random first."""
         rewards = [trajectory.reward for trajectory in trajectories]
         if self.config.control == "shuffle_rewards":
-            Random(derive_seed(self.config.seed, "control", self.step)).shuffle(rewards)
+            known = [index for index, reward in enumerate(rewards) if reward is not None]
+            rng = Random(derive_seed(self.config.seed, "control", self.step))
+            dealt = [rewards[index] for index in rng.sample(known, len(known))]
+            for index, reward in zip(known, dealt, strict=True):
+                rewards[index] = reward
         return self.algorithm.credit(trajectories, rewards)
 
     def batches(self, trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> list[list[list[Row]]]:
         """Return, for every pass over the step's trajectories, its mini-batches of rows.
 
-        Failed and broken episodes are left out, and truncated ones when the config says so; groups stay together.
+        Failed and broken episodes are left out, and truncated ones when the config says so. Groups are shuffled whole;
+        one is cut only where the bound of a mini-batch falls inside it.
         """
         config = self.config
         if not self.algorithm.online:

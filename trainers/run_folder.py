@@ -82,10 +82,11 @@ class RunFolder:
             raise RunError(f"{self.metrics}: cannot write: {error.strerror or error}") from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics written so far."""
+        """Return the lines of metrics written so far; a last line that a kill has torn is none."""
         if not self.metrics.exists():
             return []
-        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines() if line.strip()]
+        *whole, _torn = self.metrics.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in whole]
 
     def rewind(self, step: int) -> None:
         """Drop the metrics of steps after `step`: they will be made again, the same."""

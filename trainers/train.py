@@ -42,13 +42,12 @@ def train(config: TrainConfig | Resolved, *, resume: bool = False, listeners: Li
     config = resolved.config
     if config.torch_threads is not None:
         torch.set_num_threads(config.torch_threads)
-    renderer = Renderer.from_folder(config.model)
-    run = RunFolder(Path(config.output_dir))
+    run = RunFolder.resume(resolved) if resume else RunFolder(Path(config.output_dir))
     steps = run.checkpoint_steps() if resume else []
     start = run.checkpoint_path(steps[-1]) if steps else Path(config.model)
-    model = _load(start, config)
-    trainer = _build(config, model, renderer, run)
-    run = RunFolder.resume(resolved) if resume else RunFolder.create(resolved)
+    trainer = _build(config, _load(start, config), Renderer.from_folder(config.model), run)
+    if not resume:  # only now: a config that cannot be built leaves no folder behind
+        RunFolder.create(resolved)
     if steps:
         trainer.restore(start, load_state(start))
     elif resume:
@@ -58,19 +57,25 @@ def train(config: TrainConfig | Resolved, *, resume: bool = False, listeners: Li
 
 
 def _load(folder: Path, config: TrainConfig) -> Decoder:
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device {config.device!r}: torch {torch.__version__} finds no CUDA device; use cpu")
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
     return load_model(folder, dtype=dtype, device=config.device)
 
 
 def _build(config: TrainConfig, model: Decoder, renderer: Renderer, run: RunFolder) -> Trainer:
     """Return the trainer of a config: its agent, and its env or its data."""
+    longest = model.config.max_position_embeddings
+    if config.max_model_length is not None and config.max_model_length > longest:
+        raise ConfigError(
+            f"max_model_length {config.max_model_length} is more than the {longest} the model was made for"
+        )
     sequences = min(config.prompts_per_step * config.num_generations, _MOST_SEQUENCES)
     engine = TorchEngine(model, max_model_length=config.max_model_length, max_sequences=sequences)
     sampling = Sampling(temperature=config.temperature, max_new_tokens=config.max_completion_length)
     agent = ModelAgent(engine, renderer, sampling)
     if config.env is None:
         assert config.data is not None
-        longest = model.config.max_position_embeddings
         dataset = TrajectoryDataset(
             config.data, renderer, min_reward=config.min_reward, max_length=longest, seed=config.seed
         )

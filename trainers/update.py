@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..agents.models import Decoder
-from ..tools.errors import RunError
+from ..tools.errors import ConfigError, RunError
 from .algorithm import Algorithm, TokenBatch
 from .batch import MicroBatch, Row, micro_batches
 from .config import TrainConfig
@@ -34,16 +34,14 @@ class UpdateStats:
     ratio_max: float = -math.inf
     gap_sum: float = 0.0  # |current - sampler's log-prob| of tokens before the first optimizer step
     gap_max: float = 0.0
-    gap_tokens: int = field(default=0)
+    gap_tokens: int = 0
 
     def metrics(self) -> dict[str, float]:
-        """Return the means under TRL's names."""
+        """Return the means under TRL's names, over the tokens that were computed (see `Updater._gradient`)."""
         tokens, steps = max(self.tokens, 1), max(self.steps, 1)
-        values = {
-            "loss": self.loss / steps,
-            "grad_norm": self.grad_norm / steps,
-            "entropy": self.entropy / tokens,
-        }
+        values = {"loss": self.loss / steps, "grad_norm": self.grad_norm / steps}
+        if self.tokens:  # where no token was computed there is no entropy, which is not an entropy of 0
+            values["entropy"] = self.entropy / tokens
         if self.gap_tokens:
             values |= {
                 "clip_ratio/low_mean": self.clip_low / tokens,
@@ -64,8 +62,10 @@ class Updater:
         model: trained in place.
         algorithm: gives the loss of each token.
         config: optimizer, schedule, averaging.
-        reference: frozen model of the KL term (needed when `beta` > 0).
+        reference: frozen model of the KL term; goes with `beta` > 0.
         max_tokens: most trainable tokens a trajectory may have (the constant of averaging `constant`).
+
+    Raises ConfigError when `beta` and `reference` do not go together.
     """
 
     def __init__(
@@ -76,6 +76,10 @@ class Updater:
         reference: Decoder | None = None,
         max_tokens: int = 1,
     ) -> None:
+        if (config.beta > 0) != (reference is not None):
+            raise ConfigError(
+                f"beta is {config.beta} and the reference model is {type(reference).__name__}: one needs the other"
+            )
         self.model, self.algorithm, self.config = model, algorithm, config
         self.reference, self.max_tokens = reference, max_tokens
         self.device = model.head_weight.device
@@ -88,7 +92,10 @@ class Updater:
         )
 
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate of step `step` (0-based): linear warm-up, then constant, linear or cosine."""
+        """Return the learning rate of step `step` (0-based): linear warm-up, then constant, linear or cosine.
+
+        Step `warmup_steps` has the peak; the fall ends at `min_lr_ratio` of it at `max_steps`, one past the last step.
+        """
         config = self.config
         if step < config.warmup_steps:
             return config.learning_rate * (step + 1) / config.warmup_steps
@@ -99,7 +106,10 @@ class Updater:
         return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
 
     def update(self, mini_batches: Sequence[Sequence[Row]], step: int, stats: UpdateStats) -> None:
-        """Make one optimizer step for each mini-batch and add to `stats`. Raises RunError on a loss that is not finite."""
+        """Make one optimizer step for each mini-batch and add to `stats`.
+
+        Raises RunError on a loss or gradient that is not finite, before it touches weights or optimizer.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(step)
         for rows in mini_batches:
@@ -107,7 +117,7 @@ class Updater:
             norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise RunError(
-                    f"step {step}: the loss is {loss} and the gradient norm {norm}; nothing was updated. Lower "
+                    f"step {step}: the loss is {loss} and the gradient norm {norm}; this update was not made. Lower "
                     "learning_rate or max_grad_norm, or look at the step's trajectories"
                 )
             self.optimizer.step()
@@ -129,7 +139,7 @@ class Updater:
         for batch in micro_batches(live, self.config.micro_batch_tokens, self.device):
             loss = self._loss(batch, counts, lengths, stats)
             loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss)
+            total += float(loss.detach())
         return total
 
     def _loss(self, batch: MicroBatch, counts: BatchCounts, lengths: Tensor, stats: UpdateStats) -> Tensor:
@@ -137,7 +147,7 @@ class Updater:
         logprobs, entropy = policy_logprobs(self.model, batch)
         token = self.algorithm.loss(TokenBatch(logprobs, batch.old_logprobs, batch.advantages))
         values = token.loss
-        if self.config.beta > 0 and self.reference is not None:
+        if self.reference is not None:
             with torch.no_grad():
                 reference, _ = policy_logprobs(self.reference, batch)
             kl = kl_k3(logprobs, reference)

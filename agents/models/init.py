@@ -31,7 +31,6 @@ MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", 
 """Tokens that are part of what the model says: one token each, always decoded."""
 
 _BYTES = 256
-_STD = 0.02
 
 
 def init_model(  # noqa: PLR0913 - the shape of a model, spelled out with its defaults
@@ -80,26 +79,30 @@ def init_model(  # noqa: PLR0913 - the shape of a model, spelled out with its de
         save_model(random_decoder(config, seed), aside)
         _save_tokenizer(tokenizer, aside, max_position_embeddings)
         os.replace(aside, target)
+    except OSError as error:
+        raise ModelError(f"{target}: cannot write: {error.strerror or error}. Name another folder.") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def random_decoder(config: ModelConfig, seed: int = 0) -> Decoder:
-    """Return a decoder with GPT-2's initial weights, the same for the same seed; the global RNG is left alone.
+    """Return a decoder with random weights, the same for the same seed; the global RNG is left alone.
 
-    Matrices are normal with deviation 0.02; those that write into the residual stream are divided by
-    sqrt(2 * layers), so that its variance does not grow with depth. Norms are 1.
+    Matrices are normal with deviation sqrt(2 / (5 * width)) ("small init", Nguyen & Salazar, arXiv:1910.05895): 0.02
+    at width 1024, and wide enough for a model of width 128 to learn to copy at all. Those that write into the
+    residual stream are divided by sqrt(2 * layers), so that its variance does not grow with depth. Norms are 1.
     """
     with torch.device("meta"):
         decoder = Decoder(config)
     decoder.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
-    residual = _STD / math.sqrt(2 * config.num_hidden_layers)
+    small = math.sqrt(2 / (5 * config.hidden_size))
+    residual = small / math.sqrt(2 * config.num_hidden_layers)
     for name, weight in decoder.named_parameters():
         if weight.dim() == 1:
             nn.init.ones_(weight)
         else:
-            std = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else _STD
+            std = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else small
             nn.init.normal_(weight, std=std, generator=generator)
     return decoder
 

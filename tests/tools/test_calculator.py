@@ -5,10 +5,11 @@ import pickle
 from fractions import Fraction
 
 import pytest
-from gymtune.tools import Limits, ParsedCall, Toolbox, calculator_tool, evaluate, number_text
-from gymtune.tools.errors import ConfigError, ToolError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gymtune.tools import Limits, ParsedCall, Toolbox, calculator_tool, evaluate, number_text
+from gymtune.tools.errors import ConfigError, ToolError
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,7 @@ def test_values_by_hand(expression: str, value: float) -> None:
         ("1+" * 33 + "1", "max_operations"),
         ("(" * 17 + "1" + ")" * 17, "max_depth"),
         ("-" * 17 + "1", "max_depth"),
+        ("**".join("1" * 18), "max_depth"),
         ("1 / 0", "division by zero"),
         ("1 % 0", "division by zero"),
         ("0 ** -1", "division by zero"),
@@ -106,6 +108,13 @@ def test_depth_is_checked_before_the_parser(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ast, "parse", lambda *_, **__: pytest.fail("parsed"))
     with pytest.raises(ToolError, match="max_depth"):
         evaluate("(" * 10_000 + "1" + ")" * 10_000, limits=Limits(max_chars=10**6))
+
+
+def test_digits_are_counted_before_the_work() -> None:
+    wide = Limits(max_chars=10**6, max_exponent=10**9)
+    for expression in ("9" * 5000, "9**9**9", "(-9)**9**9"):  # beyond Python's own limit; minutes of multiplying
+        with pytest.raises(ToolError, match="max_digits"):
+            evaluate(expression, limits=wide)
 
 
 def test_each_limit_is_inclusive() -> None:

@@ -1,4 +1,5 @@
 import pytest
+
 from gymtune.tools import HermesFormat, ParsedCall, ParsedTurn, get_chat_format, register_chat_format
 from gymtune.tools import chat_format as module
 from gymtune.tools.errors import ConfigError

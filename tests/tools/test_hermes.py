@@ -4,10 +4,11 @@ import time
 from typing import Any
 
 import pytest
-from gymtune.tools import FunctionCall, HermesFormat, ParsedTurn
-from gymtune.tools.errors import DataError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gymtune.tools import FunctionCall, HermesFormat, ParsedTurn
+from gymtune.tools.errors import DataError
 
 HERMES = HermesFormat()
 

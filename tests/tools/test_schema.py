@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+
 from gymtune.tools import compile_schema
 from gymtune.tools.errors import ConfigError
 
@@ -75,6 +76,8 @@ def test_a_long_value_is_cut_and_the_rule_stays() -> None:
         ({"type": "object", "properties": {"a": {"pattern": "("}}}, ["$.properties.a.pattern"]),
         ({"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}, ["#/$defs/none", "leads nowhere"]),
         ({"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}}, ["leads nowhere"]),
+        ({"type": "object", "items": [{"$ref": "#"}]}, ["$.items"]),
+        ({"type": "object", "allOf": [{"$dynamicRef": "https://example.com/a.json"}]}, ["leads nowhere"]),
     ],
 )
 def test_a_bad_schema_is_refused(schema: dict[str, Any], says: list[str]) -> None:

@@ -4,10 +4,11 @@ import pickle
 from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field
+
 from gymtune.tools import ParsedCall, Tool, Toolbox, tool
 from gymtune.tools.errors import ConfigError
 from gymtune.tools.signature import read_docstring
-from pydantic import BaseModel, Field
 
 EMPTY = {"type": "object", "properties": {}}
 
@@ -123,6 +124,22 @@ def test_bound_methods_keep_state() -> None:
     add = tool(counter.add)
     assert list(add.parameters["properties"]) == ["n"]
     assert [call(add, n=2), call(add, n=3), counter.total] == ["2", "5", 5]
+
+
+def test_defaults_without_json_form_stay_optional() -> None:
+    @tool
+    def f(
+        a: object = object(),
+        b: float = float("nan"),
+        c: datetime.date = datetime.date(2024, 1, 2),
+        d: str | None = None,
+    ) -> str:
+        return f"{b} {c} {d}"
+
+    defaults = {name: part.get("default", "none") for name, part in f.parameters["properties"].items()}
+    assert defaults == {"a": "none", "b": "none", "c": "2024-01-02", "d": None}
+    assert "required" not in f.parameters
+    assert call(f) == "nan 2024-01-02 None"
 
 
 def test_no_parameters() -> None:

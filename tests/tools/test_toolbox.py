@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+
 from gymtune.tools import Outcome, ParsedCall, Tool, Toolbox, ToolResult, tool
 from gymtune.tools.errors import ConfigError, ToolError
 
@@ -223,7 +224,7 @@ def test_a_turn_runs_together_and_answers_in_call_order(gate: threading.Event) -
 
     tools = [
         make(meet, "meet", parameters=ONE),
-        make(gate.wait, "hang", time_limit=0.3),
+        make(gate.wait, "hang", time_limit=0.6),
         make(lambda: 0, "quick", in_memory=True),
     ]
     calls = [
@@ -240,13 +241,20 @@ def test_a_turn_runs_together_and_answers_in_call_order(gate: threading.Event) -
     assert [result.tool_call_id for result in results] == list("abcdef")
     assert [result.outcome.value for result in results] == ["timeout", "ok", "ok", "ok", "unknown_tool", "ok"]
     assert [results[i].content for i in (1, 2, 3, 5)] == ["1", "0", "2", "3"]
-    assert results[1].seconds < 0.25  # its own time, not the wait for the hanging one
+    assert results[1].seconds < 0.5  # its own time, not the wait for the hanging one
 
 
 def test_done_too_late_is_a_timeout_whoever_was_waited_for(gate: threading.Event) -> None:
     late = make(lambda: gate.wait(0.15), "late", time_limit=0.05)
-    results = Toolbox([make(gate.wait, "hang", time_limit=0.3), late]).call_all([ask("hang"), ask("late")])
+    results = Toolbox([make(gate.wait, "hang", time_limit=0.6), late]).call_all([ask("hang"), ask("late")])
     assert [result.outcome for result in results] == [Outcome.timeout, Outcome.timeout]
+
+
+def test_hanging_calls_of_a_turn_do_not_add_up(gate: threading.Event) -> None:
+    began = time.monotonic()
+    results = Toolbox([make(gate.wait, time_limit=0.2)]).call_all([ask() for _ in range(10)])
+    assert {result.outcome for result in results} == {Outcome.timeout}
+    assert time.monotonic() - began < 1  # 2 when waited for one after the other
 
 
 def test_more_calls_than_threads() -> None:

@@ -1,0 +1,52 @@
+"""From a model folder to an agent that acts: decoder, renderer, torch engine and sampling in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from ..tools.errors import ConfigError, closest
+from .agent import ModelAgent
+from .models import load_model
+from .renderer import Renderer
+from .store import describe
+from .torch_engine import TorchEngine
+from .trajectory import Sampling
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_MOST_SEQUENCES = 256  # slots of the engine: more episodes than these wait for one
+
+
+def load_agent(
+    folder: str | Path,
+    sampling: Sampling | None = None,
+    *,
+    concurrency: int = 64,
+    device: str = "cpu",
+    dtype: str = "float32",
+    torch_threads: int | None = None,
+) -> ModelAgent:
+    """Return the policy of a model folder, ready for `concurrency` episodes at once.
+
+    Raises ModelError for a folder that is no model, ConfigError for a device or dtype that is not there.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}.{closest(dtype, DTYPES)}")
+    if device != "cpu" and not (device.partition(":")[0] == "cuda" and torch.cuda.is_available()):
+        raise ConfigError(f"device {device!r} is not there: wanted cpu, or cuda where torch sees a GPU")
+    if torch_threads is not None:
+        torch.set_num_threads(torch_threads)
+    model = load_model(folder, dtype=DTYPES[dtype], device=device)
+    engine = TorchEngine(model, max_sequences=min(concurrency, _MOST_SEQUENCES))
+    return ModelAgent(engine, Renderer.from_folder(folder), sampling)
+
+
+def make_sampling(**given: Any) -> Sampling:
+    """Return a `Sampling` of the given fields. Raises ConfigError naming the field that is out of range."""
+    try:
+        return Sampling(**given)
+    except ValidationError as error:
+        raise ConfigError(f"sampling: {describe(error)}") from error

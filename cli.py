@@ -1,0 +1,491 @@
+"""The `gymtune` command. It reads options, draws progress and prints; the work is done in the folders below.
+
+Heavy libraries are imported inside the commands, so that `gymtune --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+
+import typer
+
+if TYPE_CHECKING:
+    from .agents.agent import Agent, ModelAgent
+    from .agents.evaluate import Evaluation
+    from .agents.trajectory import Sampling, Trajectory
+
+_UsageError = cast(
+    "type[Exception]", typer.BadParameter.__bases__[0]
+)  # click's, wherever this version of typer keeps it
+_PLAIN_SECONDS = 2.0  # between progress lines where there is no terminal
+_WIDE = 10_000  # columns where there is no terminal: a table for grep and less is not wrapped
+
+app = typer.Typer(name="gymtune", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+envs_app = typer.Typer(no_args_is_help=True, help="Environments: what there is, and does it keep the contract.")
+models_app = typer.Typer(no_args_is_help=True, help="Models: a tiny one from scratch.")
+app.add_typer(envs_app, name="envs")
+app.add_typer(models_app, name="models")
+
+EnvOption = Annotated[str, typer.Option("--env", help="Environment, as `gymtune envs list` names it.")]
+EnvArgs = Annotated[
+    list[str],
+    typer.Option(
+        "--env-arg", metavar="KEY=VALUE", default_factory=list, show_default=False, help="Argument of the environment."
+    ),
+]
+Temperature = Annotated[float | None, typer.Option(min=0, show_default="1.0", help="Of sampling; 0 is greedy.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-completion-length", min=1, show_default="256", help="Most tokens of a turn.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of the sampled tokens.")]
+Concurrency = Annotated[int, typer.Option(min=1, help="Episodes at once.")]
+Device = Annotated[str | None, typer.Option(show_default="cpu", help="cpu, cuda or cuda:N.")]
+Dtype = Annotated[str | None, typer.Option(show_default="float32", help="float32 or bfloat16.")]
+Threads = Annotated[int | None, typer.Option("--torch-threads", min=1, help="CPU threads of torch.")]
+
+
+# -- rollout, train, eval ----------------------------------------------------------------------------------------------
+
+
+@app.command()
+def rollout(
+    *,
+    env: EnvOption,
+    env_arg: EnvArgs,
+    out: Annotated[Path, typer.Option(help="Trajectory file (JSONL); its config is written beside it.")],
+    agent: Annotated[
+        Literal["model", "scripted"], typer.Option(help="Who acts: a model, or the script that knows the gold.")
+    ] = "model",
+    model: Annotated[str | None, typer.Option(help="Model folder; its tokenizer renders a scripted agent.")] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="Tasks, from the first on.")] = 64,
+    num_generations: Annotated[int, typer.Option(min=1, help="Episodes of each task (a group).")] = 1,
+    temperature: Temperature = None,
+    top_p: Annotated[float | None, typer.Option(max=1, show_default="1.0", help="Nucleus sampling.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, show_default="0", help="0 is off.")] = None,
+    max_completion_length: MaxTokens = None,
+    seed: Seed = 0,
+    concurrency: Concurrency = 64,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the file; what is finished stays.")] = False,
+    turn_seconds: Annotated[float, typer.Option(min=0, help="Deadline of a turn.")] = 600,
+    episode_seconds: Annotated[float, typer.Option(min=0, help="Deadline of an episode.")] = 1800,
+    device: Device = None,
+    dtype: Dtype = None,
+    torch_threads: Threads = None,
+) -> None:
+    """Collect trajectories into a file.
+
+    Killed at any moment, it goes on with --resume.
+    """
+    from .agents.collect import CollectConfig, Collection
+    from .agents.rollout import Limits
+    from .envs.arguments import parse_env_args
+
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_new_tokens": max_completion_length}
+    placing = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
+    drawn = _sampling(sampling) if agent == "model" else None
+    wanted: dict[str, Any] = {"env": env, "env_args": parse_env_args(env_arg), "agent": agent, "model": model, "n": n}
+    wanted |= {"num_generations": num_generations, "seed": seed, "sampling": drawn}
+    collection = Collection.open(out, CollectConfig.model_validate(wanted), resume=resume)
+    acting = _scripted(model, sampling | placing) if drawn is None else _policy(model, drawn, placing, concurrency)
+    limits = Limits(turn_seconds=turn_seconds, episode_seconds=episode_seconds)
+    with _Progress("rollout", n * num_generations, done=collection.result.episodes) as progress:
+        result = collection.run(
+            acting, limits=limits, concurrency=concurrency, on_finish=progress.episode, on_stall=progress.stalled
+        )
+    failed = f" ({result.failed} failed: {result.cause})" if result.failed else ""
+    speed = f", {result.tokens_per_second:.0f} tokens/s" if result.sampled_tokens else ""
+    print(
+        f"{result.episodes} episodes{failed}, success {result.successes}/{result.episodes - result.failed}, "
+        f"mean reward {_number(result.mean_reward)}{speed} -> {out}"
+    )
+
+
+@app.command()
+def train(
+    context: typer.Context,
+    *,
+    algo: Annotated[str, typer.Option(help="sft, grpo or cispo; brings a preset.")],
+    env_arg: EnvArgs,
+    set_: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", default_factory=list, show_default=False, help="Any key.")
+    ],
+    model: Annotated[str | None, typer.Option(help="Model folder to start from.")] = None,
+    output_dir: Annotated[str | None, typer.Option("--output", help="Folder of the run.")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment to sample in.")] = None,
+    data: Annotated[str | None, typer.Option(help="Trajectory file to learn from (sft).")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with any of the keys.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the latest checkpoint.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print each value and where it came from; run nothing.")
+    ] = False,
+    max_steps: Annotated[int | None, typer.Option(help="Steps.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    num_generations: Annotated[int | None, typer.Option(help="Episodes of a group.")] = None,
+    prompts_per_step: Annotated[int | None, typer.Option(help="Groups of a step.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Trajectories of a step (sft).")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of sampling and loss.")] = None,
+    max_completion_length: Annotated[int | None, typer.Option(help="Most tokens of a turn.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Weight of the KL to the starting model.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Lower clip of the ratio.")] = None,
+    epsilon_high: Annotated[float | None, typer.Option(help="Upper clip of the ratio.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Leave out trajectories with less (sft).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of sampling, tasks and data order.")] = None,
+    save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints; 0: only at the end.")] = None,
+    control: Annotated[str | None, typer.Option(help="shuffle_rewards: a run that must learn nothing.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
+    torch_threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
+) -> None:
+    """Train a model with an algorithm.
+
+    Values: defaults < preset of --algo < --config FILE < command line.
+    """
+    from .trainers.config import TrainConfig, resolve
+
+    given = {key: value for key, value in context.params.items() if value is not None}
+    options = {key: value for key, value in given.items() if key in TrainConfig.model_fields and key != "algo"}
+    sets = [*set_, *(f"env_args.{item}" for item in env_arg)]
+    resolved = resolve(algo, file=config, sets=sets, options=options)
+    if print_config:
+        _table(("key", "value", "from"), resolved.table())
+        return
+    from .trainers.report import reward_curve
+    from .trainers.train import Listeners
+    from .trainers.train import train as run_training
+
+    with _Progress(algo, resolved.config.max_steps, every=0) as progress:
+        finished = run_training(resolved, resume=resume, listeners=Listeners(on_step=progress.step))
+    run = Path(resolved.config.output_dir)
+    reward_curve(run, run / "curve.png")
+    print(f"model {finished}\ncurve {run / 'curve.png'}")
+
+
+@app.command("eval")
+def evaluate(
+    *,
+    env: EnvOption,
+    env_arg: EnvArgs,
+    model: Annotated[list[str], typer.Option(help="Model folder; give it again for a second one.")],
+    n: Annotated[int, typer.Option("-n", min=1, help="Tasks, from the first on.")] = 200,
+    split: Annotated[str | None, typer.Option(show_default="test, where the env has splits", help="Of tasks.")] = None,
+    temperature: Temperature = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Evaluate greedily too.")] = False,
+    max_completion_length: MaxTokens = None,
+    seed: Seed = 0,
+    concurrency: Concurrency = 64,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers there too.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    torch_threads: Threads = None,
+) -> None:
+    """Success of models, side by side, with intervals.
+
+    All see the same tasks; the interval is the Wilson 95 % one.
+    """
+    from .agents.evaluate import evaluate as run_evaluation
+    from .agents.evaluate import write_evaluations
+    from .agents.rollout import env_factory
+    from .envs.arguments import parse_env_args, takes_argument
+
+    env_args = parse_env_args(env_arg)
+    if split is not None or ("split" not in env_args and takes_argument(env, "split")):
+        env_args["split"] = split or "test"
+    sampling = {"temperature": temperature, "max_new_tokens": max_completion_length}
+    modes = {"sampled": _sampling(sampling)} | (
+        {"greedy": _sampling(sampling | {"temperature": 0.0})} if greedy else {}
+    )
+    placing = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
+    found: dict[str, dict[str, Evaluation]] = {}
+    for folder in dict.fromkeys(model):
+        acting = _policy(folder, modes["sampled"], placing, concurrency)
+        make = env_factory(env, acting, env_args)
+        for mode, drawn in modes.items():
+            acting.sampling = drawn
+            with _Progress(f"{folder} {mode}", n) as progress:
+                done = run_evaluation(make, acting, n, seed=seed, concurrency=concurrency, on_finish=progress.episode)
+            found.setdefault(folder, {})[mode] = done
+    _show_evaluations(found)
+    if json_file is not None:
+        asked = {"env": env, "env_args": env_args, "n": n, "seed": seed}
+        write_evaluations(json_file, asked | {"sampling": {m: drawn.model_dump() for m, drawn in modes.items()}}, found)
+
+
+# -- envs, models ------------------------------------------------------------------------------------------------------
+
+
+@envs_app.command("list")
+def envs_list() -> None:
+    """The environments there are."""
+    from .envs import env_ids
+    from .envs.describe import describe_env
+
+    _table(("id", "what it is"), [(env_id, describe_env(env_id).summary) for env_id in env_ids()])
+
+
+@envs_app.command("show")
+def envs_show(env_id: Annotated[str, typer.Argument(metavar="ID")], env_arg: EnvArgs) -> None:
+    """One environment: its arguments, tools, and a task with its gold episode."""
+    from .envs.arguments import parse_env_args
+    from .envs.describe import describe_env
+
+    env = describe_env(env_id, **parse_env_args(env_arg))
+    print(f"{env.env_id}\n\n{env.text}\n")
+    _table(("argument", "default"), list(env.arguments.items()))
+    _table(("reward component", "weight"), [(name, f"{weight:g}") for name, weight in env.components.items()])
+    for tool in env.tools:
+        print(f"tool {json.dumps(tool['function'], indent=2, ensure_ascii=False)}\n")
+    for message in env.messages:
+        print(f"[{message['role']}] {message['content']}")
+    for text in env.gold:
+        print(f"[gold] {text}")
+    print(f"[gt] {env.gt}")
+
+
+@envs_app.command("check")
+def envs_check(
+    env_arg: EnvArgs,
+    env_id: Annotated[str | None, typer.Argument(metavar="[ID]", show_default=False)] = None,
+    every: Annotated[bool, typer.Option("--all", help="Check every environment.")] = False,
+) -> None:
+    """Try the contract on an environment; exit code 1 when a promise does not hold."""
+    from .envs import check_contract, env_ids
+    from .envs.arguments import parse_env_args
+
+    if every == (env_id is not None):
+        raise typer.BadParameter("name one environment, or give --all")
+    names = env_ids() if env_id is None else [env_id]
+    found = [(name, finding) for name in names for finding in check_contract(name, **parse_env_args(env_arg))]
+    rows = [(name, "holds" if f.holds else "BROKEN", f.promise, f.detail) for name, f in found]
+    _table(("env", "", "promise", "seen"), rows)
+    if not all(finding.holds for _, finding in found):
+        raise typer.Exit(1)
+
+
+@models_app.command("init")
+def models_init(
+    *,
+    out: Annotated[Path, typer.Option(help="Folder to make.")],
+    env: EnvOption,
+    env_arg: EnvArgs,
+    hidden_size: Annotated[int, typer.Option(min=1)] = 128,
+    layers: Annotated[int, typer.Option(min=1)] = 3,
+    heads: Annotated[int, typer.Option(min=1)] = 4,
+    kv_heads: Annotated[int, typer.Option(min=1)] = 2,
+    intermediate_size: Annotated[int, typer.Option(min=1)] = 384,
+    vocab_size: Annotated[int, typer.Option(help="Most tokens; the texts may give fewer.")] = 512,
+    max_position_embeddings: Annotated[int, typer.Option(min=2, help="Longest context.")] = 1024,
+    seed: Annotated[int, typer.Option(min=0, help="Of the weights.")] = 0,
+) -> None:
+    """Make a tiny model with random weights and a tokenizer that knows the words of an environment."""
+    from .agents.models import init_model
+    from .agents.tokenizer_texts import tokenizer_texts
+    from .envs.arguments import parse_env_args
+
+    init_model(
+        out,
+        texts=tokenizer_texts(env, **parse_env_args(env_arg)),
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        intermediate_size=intermediate_size,
+        vocab_size=vocab_size,
+        max_position_embeddings=max_position_embeddings,
+        seed=seed,
+    )
+    print(f"model {out}")
+
+
+# -- options to objects ------------------------------------------------------------------------------------------------
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were given."""
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _sampling(given: Mapping[str, Any]) -> Sampling:
+    from .agents.loading import make_sampling
+
+    return make_sampling(**_given(given))
+
+
+def _policy(model: str | None, sampling: Sampling, placing: Mapping[str, Any], concurrency: int) -> ModelAgent:
+    if model is None:
+        raise typer.BadParameter("--agent model needs --model DIR; `gymtune models init` makes a tiny one")
+    from .agents.loading import load_agent
+
+    return load_agent(model, sampling, concurrency=concurrency, **_given(placing))
+
+
+def _scripted(model: str | None, idle: Mapping[str, Any]) -> Agent:
+    for name in _given(idle):
+        raise typer.BadParameter(f"--agent scripted samples nothing and does not read {name}: leave it out")
+    from .agents import Renderer, ScriptedAgent
+
+    return ScriptedAgent(Renderer.from_folder(model) if model is not None else None)
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """How far a command is, on stderr: a bar on a terminal, else a line at most every `every` seconds."""
+
+    def __init__(self, what: str, total: int, *, done: int = 0, every: float = _PLAIN_SECONDS) -> None:
+        from .agents.meter import Meter
+
+        self.what, self.every, self.told = what, every, monotonic()
+        self.meter = Meter(total, done)
+        self.bar: Any = None
+        if sys.stderr.isatty():
+            self._draw_bar()
+
+    def _draw_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+        )
+        self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+        self.task = self.bar.add_task(self.what, total=self.meter.total, completed=self.meter.done, text="")
+
+    def __enter__(self) -> Self:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def episode(self, trajectory: Trajectory) -> None:
+        """Count a finished episode."""
+        self._show(self.meter.episode(trajectory))
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        """Show a step of training."""
+        self._show(self.meter.step(metrics))
+
+    def stalled(self, pending: Sequence[str]) -> None:
+        """Say what is waited for."""
+        print(f"{self.what}: nothing has finished for a while; pending: {', '.join(pending)}", file=sys.stderr)
+
+    def _show(self, text: str) -> None:
+        meter, now = self.meter, monotonic()
+        if self.bar is not None:
+            self.bar.update(self.task, completed=meter.done, text=text)
+        elif now - self.told >= self.every or meter.done == meter.total:
+            self.told = now
+            line = f"{self.what} {meter.done}/{meter.total}  {text}  ETA {meter.seconds_left:.0f} s"
+            print(line, file=sys.stderr, flush=True)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else _WIDE, markup=False, highlight=False).print(table)
+
+
+def _show_evaluations(found: Mapping[str, Mapping[str, Evaluation]]) -> None:
+    """Print one row a model: its success in each mode, and what its sampled episodes were like."""
+    modes = list(next(iter(found.values())))
+    rows = []
+    for folder, evaluations in found.items():
+        first = evaluations["sampled"]
+        failures = ", ".join(f"{name} {count}" for name, count in first.tool_failures.items()) or "none"
+        unscored = first.failed + first.broken
+        numbers = (_number(first.reward), f"{first.tool_calls:.2f}", failures, f"{first.turns:.2f}", str(unscored))
+        rows.append((folder, *(evaluations[mode].percent for mode in modes), *numbers))
+    names = (f"{mode} success % [95 %]" for mode in modes)
+    _table(("model", *names, "reward", "calls/episode", "failed calls", "turns", "unscored"), rows)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+# -- the program -------------------------------------------------------------------------------------------------------
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from . import __version__
+
+        print(f"gymtune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def gymtune(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Every LLM post-training task is a gymnasium.Env; every trainer reads the same trajectories."""
+
+
+def main() -> None:
+    """Run the command line. What the user can mend is told in one line; GYMTUNE_DEBUG=1 shows the traceback too."""
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except BrokenPipeError:  # whoever read has gone: nothing is left to say, not at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except Exception as error:
+        if os.environ.get("GYMTUNE_DEBUG") == "1" or not _mendable(error):
+            raise
+        code = _complain(error)
+    if code == 130:
+        print("interrupted; finished trajectories are kept, --resume goes on", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _mendable(error: Exception) -> bool:
+    """Tell whether the user can mend it; imported late, for `--help` needs none of it."""
+    from .tools.errors import GymtuneError
+
+    return isinstance(error, GymtuneError | _UsageError)
+
+
+def _complain(error: Exception) -> int:
+    """Print an error as one line and return its exit code; a bare command prints its help."""
+    from .tools.errors import closest
+
+    format_message: Callable[[], str] = getattr(error, "format_message", lambda: str(error))
+    message = format_message()
+    near: list[str] = getattr(error, "possibilities", None) or []
+    if near and (option := getattr(error, "option_name", None)):
+        message = f"no such option {option}.{closest(option, near)}"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message)
+    else:
+        print(f"gymtune: error: {' '.join(message.split())}", file=sys.stderr)
+    return int(getattr(error, "exit_code", 2))
+
+
+if __name__ == "__main__":  # `python cli.py`: the checkout is the package `gymtune`, whose parent is .types
+    sys.path[0] = str(Path(__file__).resolve().parent / ".types")
+    importlib.import_module("gymtune.cli").main()
