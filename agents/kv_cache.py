@@ -14,7 +14,7 @@ _GROW = 128  # tokens by which the cache's length grows at a time
 
 
 class KVCache:
-    """Keys and values of `slots` sequences, (slots, length, KV heads, head dim) by layer, grown as needed.
+    """Keys and values of `slots` sequences, (slots, KV heads, length, head dim) by layer, grown as needed.
 
     `lengths[slot]` is the number of tokens whose keys and values stand in the slot; what lies beyond is garbage that
     is overwritten before it can be seen.
@@ -85,7 +85,7 @@ class KVCache:
         length = self.lengths[source]
         index = torch.tensor(targets, device=self._device)
         for store in (*self.keys, *self.values):
-            store[index, :length] = store[source, :length].clone()  # torch refuses to read what it writes
+            store[index, :, :length] = store[source, :, :length].clone()  # torch refuses to read what it writes
         for slot in targets:
             self.lengths[slot] = length
 
@@ -96,15 +96,16 @@ class KVCache:
 
     def reserve(self, length: int) -> None:
         """Make room for `length` tokens a slot."""
-        if self.values[-1].shape[1] < length:  # the last one grown: a failure on the way there is made good
+        if self.values[-1].shape[2] < length:  # the last one grown: a failure on the way there is made good
             grown = -(-length // _GROW) * _GROW
             for stores in (self.keys, self.values):
                 for layer, old in enumerate(stores):
                     stores[layer] = self._empty(grown)
-                    stores[layer][:, : old.shape[1]] = old
+                    stores[layer][:, :, : old.shape[2]] = old
 
     def _empty(self, length: int) -> Tensor:
-        return torch.zeros(len(self.lengths), length, *self._shape, dtype=self._dtype, device=self._device)
+        heads, dim = self._shape
+        return torch.zeros(len(self.lengths), heads, length, dim, dtype=self._dtype, device=self._device)
 
 
 class CacheAttend:
@@ -127,10 +128,10 @@ class CacheAttend:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k and v, then attend; shapes as in `Attend`."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.index, self.positions] = k.transpose(1, 2)
-        values[self.index, self.positions] = v.transpose(1, 2)
-        k_all = keys[self.rows, : self.end].transpose(1, 2)
-        v_all = values[self.rows, : self.end].transpose(1, 2)
+        keys[self.index, :, self.positions] = k.transpose(1, 2)
+        values[self.index, :, self.positions] = v.transpose(1, 2)
+        k_all = keys[self.rows, :, : self.end]
+        v_all = values[self.rows, :, : self.end]
         if q.shape[2] > 1:
             return F.scaled_dot_product_attention(q, k_all, v_all, attn_mask=self.mask, enable_gqa=True)
         # One query a head: the query heads of a key head stand as its queries, so no key is read twice.

@@ -149,10 +149,7 @@ class Renderer:
 
         try:
             return self._template(messages, tools, generation_prompt=generation_prompt)
-        except (
-            TemplateError,
-            TypeError,
-        ):  # a template's own `raise_exception`, or its code meets what it did not expect
+        except (TemplateError, TypeError):  # the template's own refusal, or its code met what it cannot take
             return None
 
     def _inject_tools(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:

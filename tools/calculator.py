@@ -110,15 +110,14 @@ def number_text(x: Number) -> str:
 
 def calculator_tool(limits: Limits = _DEFAULT) -> Tool:
     """Return the tool `calculator`, which takes an expression and answers with `number_text` of its value."""
-    expression = {"type": "string", "description": "The expression, e.g. 12 * 34"}
     return Tool(
         name="calculator",
-        description="Evaluate one arithmetic operation, e.g. 12 * 34."
+        description="Evaluate one operation, e.g. 12 * 34."
         if limits.max_operations == 1
-        else "Evaluate an arithmetic expression.",
+        else "Evaluate an arithmetic expression, e.g. 12 * (3 + 4).",
         parameters={
             "type": "object",
-            "properties": {"expression": expression},
+            "properties": {"expression": {"type": "string"}},
             "required": ["expression"],
             "additionalProperties": False,
         },

@@ -45,6 +45,8 @@ def write_aside(target: Path, fill: Callable[[Path], None]) -> None:
         raise RunError(f"{target}: cannot write: {error}; make room and go on with --resume") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        if old.exists() and not target.exists():
+            os.replace(old, target)
 
 
 def save_pretrained(model: Decoder, tokenizer_folder: Path, target: Path) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..agents.store import TrajectoryWriter, cut_torn_line
+from ..agents.store import TrajectoryWriter
 from ..agents.trajectory import Trajectory
 from ..tools.errors import ConfigError, RunError
 from .config import Resolved
@@ -92,7 +92,6 @@ class RunFolder:
         """Drop the metrics of steps after `step`: they will be made again, the same."""
         if not self.metrics.exists():
             return
-        cut_torn_line(self.metrics)
         kept = [line for line in self.read_metrics() if line["step"] <= step]
         aside = self.metrics.with_suffix(".tmp")
         aside.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")

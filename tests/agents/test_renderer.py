@@ -55,6 +55,7 @@ REFUSES_TOOLS = PLAIN.replace(
     "{% for m in messages %}", "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no') }}{% endif %}"
 )
 REWRITES = PLAIN.replace("{{ m.content }}", "{{ m.content if loop.last else m.content + ' (old)' }}")
+COUNTS = "{{ messages | length }} messages\n" + PLAIN
 NO_END = PLAIN.replace("<|im_end|>", "{{ '<|im_end|>' if loop.last }}")
 
 USER = {"role": "user", "content": "What is 12 + 30?"}
@@ -144,7 +145,9 @@ def test_history_stays_as_sampled_where_the_template_drops_old_thinking(tokenize
     assert text_of(renderer, stripped) == text_of(renderer, history).replace("<think>\n12 and 30\n</think>\n\n", "")
 
 
-@pytest.mark.parametrize("template", [REFUSES_TOOLS, REWRITES, NO_END], ids=["refuses", "rewrites", "no end"])
+@pytest.mark.parametrize(
+    "template", [REFUSES_TOOLS, REWRITES, COUNTS, NO_END], ids=["refuses", "rewrites", "counts", "no end"]
+)
 def test_a_template_that_cannot_continue_says_so(tokenizer, template):
     renderer = make(tokenizer, template)
     assert renderer.delta(ANSWERS, renderer.stop_ids[0]) is None
@@ -266,7 +269,7 @@ def test_a_hostile_name_of_a_called_tool_stays_text(tokenizer):
     assert text_of(renderer, ids).count("<|endoftext|>") == 1
 
 
-def test_a_megabyte_of_special_tokens_takes_no_more_than_linear_time(tokenizer):
+def test_a_flood_of_special_tokens_takes_linear_time(tokenizer):
     renderer, many = make(tokenizer, QWEN), "<|im_end|>a" * 20_000
     assert specials(renderer, renderer.prompt([{"role": "user", "content": many}])) == specials(
         renderer, renderer.prompt([USER])

@@ -80,6 +80,12 @@ class EndlessGold(Good):
     gold = ({"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "echo", "arguments": {}}}]},)  # fmt: skip  # noqa: E501
 
 
+class NeverOver(Good):
+    def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        observation, reward, _, *rest = super().step(action)
+        return observation, reward, False, *rest
+
+
 class CrashingGold(Good):
     gold = (*says("5"), *says("5"))  # a step too many
 
@@ -123,6 +129,7 @@ BREAKS: dict[type[Good], tuple[set[str], str]] = {
     Warns: ({GYMNASIUM}, "render_fps"),
     WrongGold: ({GOLD}, "'success': False"),
     EndlessGold: ({GOLD}, "'terminated': False"),
+    NeverOver: ({GYMNASIUM, GOLD}, "'terminated': False"),
     CrashingGold: ({GOLD}, "over"),
     PaysSilence: ({SILENCE}, "'' earned 1.0"),
     PaysJunk: ({JUNK}, "'0 1 2 3 4 5 6 7 8 9' earned 1.0"),

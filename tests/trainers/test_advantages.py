@@ -6,10 +6,11 @@ import statistics
 
 import pytest
 import torch
-from gymtune.tools.errors import EnvError
-from gymtune.trainers.advantages import GroupStats, group_advantages, group_stats
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gymtune.tools.errors import EnvError
+from gymtune.trainers.advantages import GroupStats, group_advantages, group_stats
 
 FP32 = 1e-6  # relative error of a value computed in float64 and rounded to float32
 FP64 = 1e-12  # two float64 ways to the same number

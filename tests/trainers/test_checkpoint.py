@@ -1,5 +1,7 @@
 """Checkpoints: what others can open, what a crash leaves, what is refused."""
 
+import os
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -119,6 +121,23 @@ def test_a_write_that_stops_half_way_leaves_the_old_whole(tmp_path, raised, seen
     with pytest.raises(seen or type(raised)):
         write_aside(tmp_path / "other", half(raised))
     assert not (tmp_path / "other").exists()
+
+
+def test_a_last_rename_that_fails_brings_the_old_back(tmp_path, monkeypatch):
+    target = tmp_path / "model"
+    write_aside(target, lambda folder: (folder / "first").write_text("old"))
+    plain = os.replace
+
+    def fail(source, target):
+        if source.name.endswith(".partial"):
+            raise OSError("the disk is gone")
+        plain(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(RunError, match="the disk is gone"):
+        write_aside(target, lambda folder: (folder / "first").write_text("new"))
+    assert (target / "first").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_what_a_killed_writer_left_is_cleared_away(tmp_path):

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
+
 from gymtune.tools.errors import ConfigError
 from gymtune.trainers.config import Resolved, TrainConfig, resolve
 from gymtune.trainers.presets import PRESETS
-from pydantic import ValidationError
 
 NEEDED = {
     "sft": {"model": "m", "output_dir": "o", "data": "d.jsonl"},

@@ -183,6 +183,8 @@ def test_a_step_samples_groups_with_the_current_weights(trainer):
     assert {turn.policy_version for t in seen[16:] for turn in t.turns} == {1}
     assert sorted(t.sample for t in seen[:16]) == sorted([0, 1, 2, 3] * 4)
     assert len({t.group_id for t in seen}) == 8
+    assert {t.task_index for t in seen[:16]} != {t.task_index for t in seen[16:]}
+    assert not {t.seed for t in seen[:16]} & {t.seed for t in seen[16:]}
     for step, part in ((1, seen[:16]), (2, seen[16:])):
         stored = list(read_trajectories(made.run.path / "trajectories" / f"step_{step:06d}.jsonl"))
         assert {t.trajectory_id for t in stored} == {t.trajectory_id for t in part}

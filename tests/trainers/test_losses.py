@@ -4,6 +4,9 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gymtune.tools.errors import ConfigError, RunError
 from gymtune.trainers.losses import (
     MAX_LOG_RATIO,
@@ -15,8 +18,6 @@ from gymtune.trainers.losses import (
     sft_token_loss,
     token_logprobs,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 FP32 = 1e-5  # float32 against arithmetic by hand
 FP64 = 1e-12  # two float64 ways to the same number

@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from gymtune.agents import FunctionAgent, Renderer, TrajectoryWriter, rollout
 from gymtune.tools.errors import ConfigError
-from gymtune.trainers import TrainConfig, train
+from gymtune.trainers import TrainConfig, resolve, train
 from gymtune.trainers import update as update_module
 from gymtune.trainers.presets import PRESETS
 
@@ -155,3 +157,17 @@ def test_algorithm_model_and_data_are_what_was_asked_for(outcome, tiny_model, su
     assert len({outcome(algo)["weights"] for algo in PRESETS}) == len(PRESETS)
     assert outcome("sft", model=str(tiny_model))["weights"] != sft["weights"]
     assert outcome("sft", data=str(sums_file))["weights"] != sft["weights"]
+
+
+def test_the_commands_in_the_docs_are_accepted():
+    page = Path(__file__).parents[2] / "docs" / "algorithms.md"
+    commands = re.findall(r"`(?:gymtune train )?--algo (\w+)((?: --set [\w=.]+)*)`", page.read_text(encoding="utf-8"))
+    assert len(commands) >= 4
+    for algo, sets in commands:
+        source = {"data": "d"} if algo == "sft" else {"env": "E-v0"}
+        options = {"model": "m", "output_dir": "o"} | source
+        if (algo, sets) == ("cispo", " --set averaging=constant"):  # the page says that it is refused
+            with pytest.raises(ConfigError, match="pins it"):
+                resolve(algo, sets=sets.split()[1::2], options=options)
+        else:
+            assert resolve(algo, sets=sets.split()[1::2], options=options).config.algo == algo

@@ -112,7 +112,7 @@ def test_metrics_that_cannot_be_written_are_an_error(run):
 def test_trajectories_of_a_step_are_written_whole_and_again(run, episode):
     for names in (("a", "b"), ("c",)):
         (run.path / "trajectories").mkdir(exist_ok=True)
-        (run.path / "trajectories" / "step_000003.partial").write_text('{"torn')  # a killed writer's
+        (run.path / "trajectories" / "step_000003.partial").write_text('{}\n{"torn')  # a killed writer's
         run.write_trajectories(3, [episode((0, [1]), (1, [2]), name=name) for name in names])
         stored = list(read_trajectories(run.path / "trajectories" / "step_000003.jsonl"))
         assert [t.trajectory_id for t in stored] == list(names)
