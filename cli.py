@@ -157,9 +157,9 @@ def train(
     if print_config:
         _table(("key", "value", "from"), resolved.table())
         return
+    from .trainers import Listeners
+    from .trainers import train as run_training
     from .trainers.report import reward_curve
-    from .trainers.train import Listeners
-    from .trainers.train import train as run_training
 
     with _Progress(algo, resolved.config.max_steps, every=0) as progress:
         finished = run_training(resolved, resume=resume, listeners=Listeners(on_step=progress.step))

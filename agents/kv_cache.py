@@ -89,6 +89,17 @@ class KVCache:
         for slot in targets:
             self.lengths[slot] = length
 
+    def move_down(self, session: str, slot: int) -> int:
+        """Move a session to the lowest free slot, when that is lower than its own; return the slot it has now."""
+        if not self._free or self._free[0] > slot:
+            return slot
+        target = self._free.pop(0)
+        self.copy(slot, [target])
+        self._slot_of[session] = target
+        self._free.append(slot)
+        self._free.sort()
+        return target
+
     def rows(self, slots: Sequence[int]) -> list[int]:
         """Return the rows to compute for `slots`: the range they span when that is dense (a view, no copy)."""
         span = max(slots) + 1

@@ -21,6 +21,8 @@ from .kv_cache import CacheAttend, KVCache
 from .models import Decoder
 from .sampler import sample
 
+_LIKE = 1.5  # prompts prefilled together differ in length by at most this factor: padding costs as much as tokens
+
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
@@ -161,9 +163,7 @@ class TorchEngine:
             twins.setdefault(key, []).append(sequence)
         firsts = [group[0] for group in twins.values()]
         news = [s.request.prompt_ids[self.cache.lengths[s.slot] :] for s in firsts]
-        hidden = self._forward([s.slot for s in firsts], news)
-        last = torch.tensor([len(new) - 1 for new in news], device=self.device)
-        hidden = hidden[torch.arange(len(firsts), device=self.device), last]
+        hidden = self._last_hidden([s.slot for s in firsts], news)
         for sequence, new in zip(firsts, news, strict=True):
             self.cache.lengths[sequence.slot] += len(new)
         for group in twins.values():
@@ -173,8 +173,24 @@ class TorchEngine:
         ordered = [sequence for group in twins.values() for sequence in group]
         self._append(ordered, logits)
 
+    def _last_hidden(self, slots: Sequence[int], news: Sequence[Sequence[int]]) -> Tensor:
+        """Run new tokens of some slots through the model, like lengths together -> last hidden states (rows, E)."""
+        order = sorted(range(len(news)), key=lambda i: len(news[i]), reverse=True)
+        hidden: list[Tensor] = [torch.empty(0)] * len(news)
+        while order:
+            longest = len(news[order[0]])
+            bucket = [i for i in order if len(news[i]) * _LIKE >= longest]
+            order = order[len(bucket) :]
+            found = self._forward([slots[i] for i in bucket], [news[i] for i in bucket])
+            for row, i in enumerate(bucket):
+                hidden[i] = found[row, len(news[i]) - 1]
+        return torch.stack(hidden)
+
     def _decode(self, sequences: Sequence[_Sequence]) -> None:
         """Feed each sequence its last token and sample the next."""
+        for sequence in sequences:  # the rows to compute should lie side by side
+            if sequence.slot >= len(sequences):
+                sequence.slot = self.cache.move_down(sequence.request.session, sequence.slot)
         slots = self.cache.rows([s.slot for s in sequences])
         last = {s.slot: s.ids[-1] for s in sequences}
         hidden = self._forward(slots, [[last.get(slot, 0)] for slot in slots])

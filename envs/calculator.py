@@ -25,6 +25,7 @@ LEVELS = (1, 2, 3, 4)
 _SYSTEM = "Use the calculator. Answer with the number."
 _SMALLEST, _LARGEST = 10, 999
 _HELD_OUT_SHARE = 4  # one operand in so many is held out
+_RESULT_CHARS = 64  # results are short; what is said of a bad call need not be long
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def make_task(rng: Random, split: Split, levels: Sequence[int]) -> Task:
 @cache
 def _toolbox() -> Toolbox:
     """The calculator has no state: one toolbox, its schema compiled once, serves every env of the process."""
-    return Toolbox([calculator_tool(Limits(max_operations=1))])
+    return Toolbox([calculator_tool(Limits(max_operations=1))], max_result_chars=_RESULT_CHARS)
 
 
 class CalculatorEnv(ChatEnv):

@@ -156,9 +156,10 @@ def light(modules: Modules) -> list[str]:
 
 
 def bound_names(module: Module) -> set[str]:
-    """Return the names that a module's top level binds."""
+    """Return the names that a module's top level binds; with `__getattr__` also those it declares to checkers."""
     names: set[str] = set()
-    for node in at_import(module.tree):
+    lazy = any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in module.tree.body)
+    for node in ast.walk(module.tree) if lazy else at_import(module.tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ClassDef):

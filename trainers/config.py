@@ -77,7 +77,7 @@ class TrainConfig(BaseModel):
     mini_batches: int = Field(default=1, ge=1, description="optimizer steps that a rollout batch is split into")
     num_iterations: int = Field(default=1, ge=1, description="passes over a rollout batch")
     micro_batch_tokens: int = Field(
-        default=16384, ge=1, description="tokens in one forward; bounds memory, not the result"
+        default=4096, ge=1, description="tokens in one forward; bounds memory and padding, not the result"
     )
 
     temperature: float = Field(default=1.0, gt=0, description="of sampling, and of the log-probs in the loss")
