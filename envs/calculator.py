@@ -23,7 +23,7 @@ from .tasks import GeneratedTasks, Split, Task
 
 LEVELS = (1, 2, 3, 4)
 _SYSTEM = "Use the calculator. Answer with the number."
-_SMALLEST, _LARGEST = 10, 999
+_RANGES = ((10, 99), (100, 999))  # an operand has two or three digits, as likely the one as the other
 _HELD_OUT_SHARE = 4  # one operand in so many is held out
 _RESULT_CHARS = 64  # results are short; what is said of a bad call need not be long
 
@@ -52,8 +52,7 @@ def held_out(operand: int) -> bool:
 
 def _operand(rng: Random, split: Split) -> int:
     while True:
-        digits = rng.choice((2, 3))
-        operand = rng.randint(_SMALLEST, 99) if digits == 2 else rng.randint(100, _LARGEST)
+        operand = rng.randint(*rng.choice(_RANGES))
         if held_out(operand) == (split == "test"):
             return operand
 
@@ -85,7 +84,9 @@ def make_task(rng: Random, split: Split, levels: Sequence[int]) -> Task:
     """Make one task of one of `levels`, with the gold episode: a call for each operation, then the number."""
     level = rng.choice(levels)
     operations = 1 if level <= 2 else 2
-    steps = [rng.choice(_STEPS) for _ in range(operations)]
+    steps = [rng.choice(_STEPS)]
+    if operations == 2:  # a product of a product has more digits than the task is about
+        steps.append(rng.choice([step for step in _STEPS if not step.symbol == steps[0].symbol == "*"]))
     numbers = [_operand(rng, split) for _ in range(operations + 1)]
     question = _question(rng, level, numbers, steps)
     value, gold = numbers[0], []
