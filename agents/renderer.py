@@ -57,6 +57,7 @@ class Renderer:
         self._template_shows_tools = self._probe_tools()
         self._turn_end = self._probe_turn_end()
         self.stop_ids = self._find_stop_ids()
+        self._last_prompt: tuple[str, list[int]] = ("", [])
         #: The generation prompt itself opens the thinking span: what is sampled begins inside it.
         self.thinking_open = self._probe_thinking()
 
@@ -82,6 +83,12 @@ class Renderer:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Return the ids of `messages` up to and including the generation prompt."""
+        key = json.dumps([messages, tools])
+        if key != self._last_prompt[0]:  # the samples of a group come one after another
+            self._last_prompt = (key, self._render_prompt(messages, tools))
+        return list(self._last_prompt[1])
+
+    def _render_prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         if tools and not self._template_shows_tools:
             messages, tools = self._inject_tools(messages, tools), []
         marked, marked_tools, hidden = self._shield.hide(messages, tools)

@@ -79,15 +79,17 @@ def main() -> None:
     gymtune("rollout", "--env", ENV, "--agent", "scripted", "-n", 6000, "--out", out / "expert.jsonl")
     gymtune(
         "train", "--algo", "sft", "--model", out / "base", "--data", out / "expert.jsonl", "--output", out / "sft",
-        "--max-steps", 150, "--batch-size", 64, "--learning-rate", 2e-3, "--set", "warmup_steps=10", *seed,
+        "--max-steps", 130, "--batch-size", 64, "--learning-rate", 2e-3, "--set", "warmup_steps=10",
+        "--set", "lr_scheduler_type=constant", *seed,
     )  # fmt: skip
     gymtune(*evaluate, "--model", out / "sft/full_sft", "--json", out / "eval_sft.json")
     control = ("--control", "shuffle_rewards") if options.control else ()
-    clip = ("--epsilon-high", 0.28) if options.algo == "grpo" else ()
+    loss = ("--epsilon-high", 0.28, "--set", "averaging=token_mean") if options.algo == "grpo" else ()
     gymtune(
         "train", "--algo", options.algo, "--model", out / "sft/full_sft", "--env", ENV, "--output", out / options.algo,
-        "--max-steps", 150, "--prompts-per-step", 16, "--num-generations", 8, "--learning-rate", 3e-4,
-        "--set", "warmup_steps=5", "--set", "mini_batches=2", *clip, "--max-completion-length", 32, *seed, *control,
+        "--max-steps", 130, "--prompts-per-step", 32, "--num-generations", 8, "--learning-rate", 3e-4,
+        "--set", "warmup_steps=5", "--set", "mini_batches=2", *loss, "--max-completion-length", 32,
+        "--set", "save_trajectories=false", *seed, *control,
     )  # fmt: skip
     gymtune(*evaluate, "--model", out / options.algo / "agent", "--json", out / f"eval_{options.algo}.json")
 

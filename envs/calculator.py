@@ -34,14 +34,14 @@ class _Step:
 
     symbol: str
     first: tuple[str, ...]  # phrases for "a op b" as a whole question
-    then: tuple[str, ...]  # phrases that apply "op b" to the result so far
+    then: str  # phrase that applies "op b" to the result so far
     apply: Callable[[int, int], int]
 
 
 _STEPS = (
-    _Step("+", ("{a} plus {b}", "the sum of {a} and {b}"), ("add {b}", "plus {b}"), lambda a, b: a + b),
-    _Step("-", ("{a} minus {b}", "the difference of {a} and {b}"), ("subtract {b}", "minus {b}"), lambda a, b: a - b),
-    _Step("*", ("{a} times {b}", "the product of {a} and {b}"), ("multiply by {b}", "times {b}"), lambda a, b: a * b),
+    _Step("+", ("{a} plus {b}", "the sum of {a} and {b}"), "add {b}", lambda a, b: a + b),
+    _Step("-", ("{a} minus {b}", "the difference of {a} and {b}"), "subtract {b}", lambda a, b: a - b),
+    _Step("*", ("{a} times {b}", "the product of {a} and {b}"), "multiply by {b}", lambda a, b: a * b),
 )
 
 
@@ -77,7 +77,7 @@ def _question(rng: Random, level: int, numbers: Sequence[int], steps: Sequence[_
     c = numbers[2]
     if level == 3:
         return f"What is ({a} {steps[0].symbol} {b}) {steps[1].symbol} {c}?"
-    return f"Take {in_words}, then {rng.choice(steps[1].then).format(b=c)}."
+    return f"Take {in_words}, then {steps[1].then.format(b=c)}."
 
 
 def make_task(rng: Random, split: Split, levels: Sequence[int]) -> Task:
