@@ -162,7 +162,8 @@ def train(
     from .trainers.report import reward_curve
 
     with _Progress(algo, resolved.config.max_steps, every=0) as progress:
-        finished = run_training(resolved, resume=resume, listeners=Listeners(on_step=progress.step))
+        listeners = Listeners(on_step=progress.step, on_stall=progress.stalled)
+        finished = run_training(resolved, resume=resume, listeners=listeners)
     run = Path(resolved.config.output_dir)
     reward_curve(run, run / "curve.png")
     print(f"model {finished}\ncurve {run / 'curve.png'}")

@@ -5,6 +5,8 @@ The torch engine is in `gymtune.agents.torch_engine`, decoder and checkpoints in
 
 from .agent import Agent, FunctionAgent, ModelAgent, ScriptedAgent, TextAgent
 from .backend import Backend, GenerateRequest, Generation, derive_seed
+from .collect import CollectConfig, collect
+from .evaluate import Evaluation, evaluate
 from .renderer import Renderer
 from .rollout import EpisodeSpec, Limits, env_factory, plan_episodes, rollout, run_episodes
 from .store import TrajectoryWriter, read_trajectories
@@ -13,7 +15,9 @@ from .trajectory import Sampling, ToolUse, Trajectory, Turn
 __all__ = [
     "Agent",
     "Backend",
+    "CollectConfig",
     "EpisodeSpec",
+    "Evaluation",
     "FunctionAgent",
     "GenerateRequest",
     "Generation",
@@ -27,8 +31,10 @@ __all__ = [
     "Trajectory",
     "TrajectoryWriter",
     "Turn",
+    "collect",
     "derive_seed",
     "env_factory",
+    "evaluate",
     "plan_episodes",
     "read_trajectories",
     "rollout",

@@ -18,7 +18,7 @@ from ..tools.errors import ConfigError, closest
 from .checkpoint import load_state
 from .config import Resolved, TrainConfig
 from .dataset import TrajectoryDataset
-from .loop import OnEpisode, OnStep, Trainer
+from .loop import OnEpisode, OnStall, OnStep, Trainer
 from .run_folder import RunFolder
 
 _MOST_SEQUENCES = 256
@@ -26,10 +26,11 @@ _MOST_SEQUENCES = 256
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Who wants to hear of progress: called with each line of metrics, and with each finished episode."""
+    """Who wants to hear of progress: each line of metrics, each finished episode, and what is pending too long."""
 
     on_step: OnStep = lambda _: None
     on_episode: OnEpisode = lambda _: None
+    on_stall: OnStall = lambda _: None
 
 
 def train(config: TrainConfig | Resolved, *, resume: bool = False, listeners: Listeners = Listeners()) -> Path:
@@ -53,6 +54,7 @@ def train(config: TrainConfig | Resolved, *, resume: bool = False, listeners: Li
     elif resume:
         run.rewind(0)
     trainer.on_step, trainer.on_episode = listeners.on_step, listeners.on_episode
+    trainer.on_stall = listeners.on_stall
     return trainer.train(Path(config.model))
 
 

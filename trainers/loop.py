@@ -32,6 +32,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {"sft": SFT, "grpo": GRPO, "cispo": CIS
 #: Called with each line of metrics, and with each episode as it ends.
 OnStep = Callable[[dict[str, Any]], None]
 OnEpisode = Callable[[Trajectory], None]
+#: Called with the ids of the pending episodes when none has ended for a while.
+OnStall = Callable[[list[str]], None]
 
 
 class Trainer:
@@ -74,6 +76,7 @@ class Trainer:
         self.tokens_seen = 0
         self.on_step: OnStep = lambda _: None
         self.on_episode: OnEpisode = lambda _: None
+        self.on_stall: OnStall = lambda _: None
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -106,9 +109,15 @@ class Trainer:
         assert self.probe_env is not None
         rng = Random(derive_seed(config.seed, "tasks", step))
         tasks = [rng.randrange(len(self.probe_env.tasks)) for _ in range(config.prompts_per_step)]
-        specs = plan_episodes(tasks, config.num_generations, run_id=config.output_dir, seed=config.seed, version=step)
+        specs = plan_episodes(tasks, config.num_generations, run_id=self.run.run_id, seed=config.seed, version=step)
         trajectories = run_episodes(
-            self.env, self.agent, specs, limits=Limits(), concurrency=len(specs), on_finish=self.on_episode
+            self.env,
+            self.agent,
+            specs,
+            limits=Limits(),
+            concurrency=len(specs),
+            on_finish=self.on_episode,
+            on_stall=self.on_stall,
         )
         if config.save_trajectories:
             self.run.write_trajectories(step + 1, trajectories)

@@ -3,6 +3,7 @@
 ::
 
     RUN/config.json               resolved config and where each value came from
+    RUN/run_id                    the id that the run's trajectories bear
     RUN/metrics.jsonl             one line a step, the source of truth
     RUN/trajectories/step_000001.jsonl
     RUN/checkpoints/step_000050/  a Hugging Face folder with the optimizer beside the weights
@@ -18,6 +19,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from ..agents.store import TrajectoryWriter
 from ..agents.trajectory import Trajectory
@@ -36,6 +38,15 @@ class RunFolder:
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
+
+    @property
+    def run_id(self) -> str:
+        """The id in this run's trajectories: made once and kept here, so that files of several runs can be merged."""
+        file = self.path / "run_id"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(uuid4().hex, encoding="utf-8")
+        return file.read_text(encoding="utf-8")
 
     @classmethod
     def create(cls, resolved: Resolved) -> RunFolder:

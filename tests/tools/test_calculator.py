@@ -183,8 +183,9 @@ def test_number_text_of_an_integer_that_python_will_not_write() -> None:
 
 def test_tool() -> None:
     tool = calculator_tool()
-    assert (tool.name, tool.in_memory, tool.description) == ("calculator", True, "Evaluate an arithmetic expression, e.g. 12 * (3 + 4).")
-    assert "one arithmetic operation" in calculator_tool(Limits(max_operations=1)).description
+    assert (tool.name, tool.in_memory) == ("calculator", True)
+    assert tool.description == "Evaluate an arithmetic expression, e.g. 12 * (3 + 4)."
+    assert "one operation" in calculator_tool(Limits(max_operations=1)).description
     box = Toolbox([pickle.loads(pickle.dumps(tool))])  # travels to the worker of a vector env
     assert box.call(ParsedCall("c", "calculator", {"expression": "6 / 2"}, None, "")).content == "3"
     failed = box.call(ParsedCall("c", "calculator", {"expression": "1 / 0"}, None, ""))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from gymtune.agents.models import CausalAttend, Decoder, ModelConfig
 from gymtune.agents.models.init import random_decoder
 

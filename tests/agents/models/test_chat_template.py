@@ -4,8 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from gymtune.agents.models import init_model
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from gymtune.agents.models import init_model
 
 PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
 FUNCTION = {"name": "calculator", "description": "Rechne: é <b>", "parameters": PARAMETERS, "strict": True}

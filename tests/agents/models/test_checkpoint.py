@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from gymtune.agents.models import Decoder, load_model, save_model
-from gymtune.tools.errors import ModelError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+
+from gymtune.agents.models import Decoder, load_model, save_model
+from gymtune.tools.errors import ModelError
 
 MakeDecoder = Callable[..., Decoder]
 WholeLogits = Callable[[Decoder, Tensor], Tensor]

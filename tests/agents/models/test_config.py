@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig, Qwen3Config
+
 from gymtune.agents.models import ModelConfig
 from gymtune.tools.errors import ModelError
-from transformers import LlamaConfig, Qwen3Config
 
 TYPES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 SAME_NAMES = (

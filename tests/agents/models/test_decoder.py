@@ -6,10 +6,11 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from gymtune.agents.models import CausalAttend, Decoder, ModelConfig, PrefixAttend, RecordAttend
-from gymtune.agents.models.decoder import RMSNorm, rope_table
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from gymtune.agents.models import CausalAttend, Decoder, ModelConfig, PrefixAttend, RecordAttend
+from gymtune.agents.models.decoder import RMSNorm, rope_table
 
 MakeDecoder = Callable[..., Decoder]
 WholeLogits = Callable[[Decoder, Tensor], Tensor]

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
 from gymtune.agents.models import ModelConfig, init_model, load_model
 from gymtune.agents.models import init as module
 from gymtune.agents.models.init import MARKUP, SPECIAL, random_decoder
 from gymtune.tools.errors import ModelError
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12 * 34"}}\n</tool_call>'
 TEXTS = [f"What is {a} * {b}? The answer is {a * b}. {CALL}" for a in range(10, 30) for b in range(40, 45)]
