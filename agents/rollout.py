@@ -169,7 +169,7 @@ class _Driver:
             self.pending[spec.trajectory_id] = perf_counter()
             try:
                 await self._episode(env, trajectory)
-                trajectory.to_json()
+                trajectory.check_writable()
                 self.idle.append(env)
             except Exception as error:  # noqa: BLE001 - the rollout boundary: a failed episode is data
                 trajectory = self._failed(trajectory, self._begin(spec, env), error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import isfinite
 from typing import Any, Final, Literal, Self
 
 from pydantic import (
@@ -151,6 +152,18 @@ class Trajectory(BaseModel):
             raise ValueError(f"trajectory {self.trajectory_id}: {name} has no JSON form: {error}") from error
         type(self).model_validate_json(text)
         return text
+
+    def check_writable(self) -> None:
+        """Raise ValueError when `to_json` would, at a fraction of its cost: the tokens are ours and need no look."""
+        _Messages(messages=self.messages)
+        numbers = [*(turn.reward for turn in self.turns), *(v for v in self.rewards.values() if v is not None)]
+        try:
+            self.model_dump_json(warnings="error", exclude={"tokens", "response_mask", "logprobs"})
+            if not all(map(isfinite, numbers)):
+                raise ValueError(f"a reward is not finite: {numbers}")
+        except ValueError:
+            self.to_json()  # names the field
+            raise
 
     def _has_json(self, field: str) -> bool:
         try:
