@@ -87,7 +87,7 @@ def main() -> None:
     loss = ("--epsilon-high", 0.28, "--set", "averaging=token_mean") if options.algo == "grpo" else ()
     gymtune(
         "train", "--algo", options.algo, "--model", out / "sft/full_sft", "--env", ENV, "--output", out / options.algo,
-        "--max-steps", 130, "--prompts-per-step", 32, "--num-generations", 8, "--learning-rate", 3e-4,
+        "--max-steps", 120, "--prompts-per-step", 32, "--num-generations", 8, "--learning-rate", 3e-4,
         "--set", "warmup_steps=5", "--set", "mini_batches=2", *loss, "--max-completion-length", 32,
         "--set", "save_trajectories=false", *seed, *control,
     )  # fmt: skip
