@@ -154,16 +154,17 @@ class Trajectory(BaseModel):
         return text
 
     def check_writable(self) -> None:
-        """Raise ValueError when `to_json` would, at a fraction of its cost: the tokens are ours and need no look."""
+        """Raise ValueError when `to_json` would, at a fraction of its cost: ids and mask are not read back."""
         _Messages(messages=self.messages)
-        numbers = [*(turn.reward for turn in self.turns), *(v for v in self.rewards.values() if v is not None)]
+        numbers = [*(turn.reward for turn in self.turns), *self.rewards.values(), *self.logprobs]
         try:
-            self.model_dump_json(warnings="error", exclude={"tokens", "response_mask", "logprobs"})
-            if not all(map(isfinite, numbers)):
-                raise ValueError(f"a reward is not finite: {numbers}")
+            self.model_dump_json(warnings="error", exclude={"response_mask"})
+            finite = all(isfinite(number) for number in numbers if number is not None)
         except ValueError:
+            finite = False
+        if not finite:
             self.to_json()  # names the field
-            raise
+            raise ValueError(f"trajectory {self.trajectory_id}: a reward or a log-prob is not a finite number")
 
     def _has_json(self, field: str) -> bool:
         try:

@@ -136,8 +136,10 @@ def test_a_record_that_cannot_be_right_is_refused_by_path(values, told):
         lambda t: t.logprobs.__setitem__(3, math.nan),
     ],
 )
-def test_to_json_refuses_what_was_written_past_the_model(spoil):
+@pytest.mark.parametrize("check", [Trajectory.to_json, Trajectory.check_writable])
+def test_what_was_written_past_the_model_is_refused(spoil, check):
     trajectory = two_turns()
+    check(trajectory)
     spoil(trajectory)
-    with pytest.raises(ValueError, match=r"error|Error|serializ"):
-        trajectory.to_json()
+    with pytest.raises(ValueError, match=r"error|Error|serializ|finite"):
+        check(trajectory)
