@@ -131,19 +131,21 @@ class TextAgent(Agent):
 
 
 class ScriptedAgent(TextAgent):
-    """Plays the gold episode of each task. Raises EnvError for a task without one."""
+    """Plays what is on file: the recorded episodes of a task, one a sample, or its gold. Raises EnvError without."""
 
     name = "scripted"
 
     def write(self, trajectory: Trajectory, env: ChatEnv) -> str:
-        """Return the gold text of this turn."""
+        """Return the text of this turn."""
         task = env.task
-        if task is None or task.gold is None:
+        recorded = (task.recorded or filter(None, [task.gold])) if task is not None else ()
+        episodes = list(recorded)
+        if task is None or not episodes:
             raise EnvError(f"task {trajectory.task_id} has no gold episode; the scripted agent has nothing to play")
-        texts = gold_texts(task.gold, env.chat_format)
+        texts = gold_texts(episodes[trajectory.sample % len(episodes)], env.chat_format)
         turn = len(trajectory.turns)
         if turn >= len(texts):
-            raise EnvError(f"task {task.task_id}: the gold episode has {len(texts)} turns, the env asks for more")
+            raise EnvError(f"task {task.task_id}: its episode on file has {len(texts)} turns, the env asks for more")
         return texts[turn]
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..rewards.components import failed_calls, gt_component, unfinished
 from ..rewards.numeric import NumericChecker
-from ..tools.calculator import Limits, calculator_tool
 from ..tools.errors import ConfigError
+from ..tools.library.calculator import Limits, calculator_tool
 from ..tools.messages import Message, system, user
 from ..tools.toolbox import Toolbox
 from .chat_env import ChatEnv

@@ -7,6 +7,7 @@ the action ends by                 calls run?  `gt` scored?         flags       
 =================================  ==========  ===================  ==========  =========
 `stop`, with calls, turns left     yes         no                   neither     -
 `stop`, with calls, at max_turns   yes         no                   truncated   yes
+`stop`, no calls, a user replies   -           no                   neither     -
 `stop`, no calls                   -           yes                  terminated  no
 `length`                           no          yes, what is there   truncated   yes
 `context`, `deadline`              no          yes, the last text   truncated   yes
@@ -26,7 +27,7 @@ from ..rewards.components import Component
 from ..rewards.episode import Episode
 from ..tools.chat_format import ChatFormat, get_chat_format
 from ..tools.errors import ConfigError, EnvError, closest
-from ..tools.messages import Message, system
+from ..tools.messages import Message, system, user
 from ..tools.toolbox import Toolbox
 from .action import Action
 from .spaces import MessagesSpace, TextSpace
@@ -92,6 +93,14 @@ class ChatEnv(gymnasium.Env[Observation, str]):
         """Return the tools of an episode of `task`; override where tools keep a state."""
         return self.toolbox
 
+    def state(self) -> Any:
+        """Return what the tools' world looks like now, in JSON's terms, for checkers of it; None where it has none."""
+        return None
+
+    def user_reply(self, episode: Episode) -> str | None:
+        """Return what a simulated user says to a turn without calls; None when it has nothing more to say."""
+        return None
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
@@ -106,7 +115,9 @@ class ChatEnv(gymnasium.Env[Observation, str]):
         messages = [message.copy() for message in task.messages]
         if self.system_prompt is not None:
             messages = [system(self.system_prompt), *(m for m in messages if m["role"] != "system")]
-        self.episode = Episode(gt=task.gt, messages=list(messages))
+        self.episode = Episode(
+            task.gt, list(messages), task.metadata, self.toolbox, state=self.state, opening=len(messages)
+        )
         return tuple(messages), {"task_id": task.task_id, "tools": self.toolbox.schemas()}
 
     def _task_index(self, options: Mapping[str, Any]) -> int:
@@ -154,17 +165,23 @@ class ChatEnv(gymnasium.Env[Observation, str]):
         episode.messages.append(turn.message())
         episode.turn += 1
         episode.answer = turn.content
+        episode.texts.append(str(action))
+        episode.turns.append(turn)
         if action.finish_reason == "length":
             episode.truncated = episode.scored = True
             episode.stop_reason = "length"
             return []
-        if not turn.calls:
-            episode.terminated = episode.scored = True
-            episode.stop_reason = "stop"
-            return []
-        episode.results = self.toolbox.call_all(turn.calls)
-        episode.all_results.extend(episode.results)
-        replies = [result.message() for result in episode.results]
+        if turn.calls:
+            episode.results = self.toolbox.call_all(turn.calls)
+            episode.all_results.extend(episode.results)
+            replies = [result.message() for result in episode.results]
+        else:
+            reply = self.user_reply(episode)
+            if reply is None:
+                episode.terminated = episode.scored = True
+                episode.stop_reason = "stop"
+                return []
+            replies = [user(reply)]
         episode.messages.extend(replies)
         if episode.turn >= self.max_turns:
             episode.truncated = True

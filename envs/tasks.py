@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal, Protocol, get_args, overload
 
@@ -18,7 +18,9 @@ class Task:
     """One task.
 
     `messages` open the episode, `gt` is what the checker compares with, `gold` holds the assistant messages of an
-    episode that must score full (calls as `tool_calls`, whatever the call format of the model).
+    episode that must score full (calls as `tool_calls`, whatever the call format of the model). `recorded` holds
+    episodes that are on file, good and bad: the scripted agent replays one a sample, and `gold` where there is none.
+    `tools` are the schemas of a task that names its own.
     """
 
     task_id: str
@@ -26,6 +28,8 @@ class Task:
     gt: Any
     gold: tuple[Message, ...] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    recorded: tuple[tuple[Message, ...], ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 class TaskSet(Protocol):
@@ -71,7 +75,7 @@ class GeneratedTasks(Sequence[Task]):
         index %= self.size
         task_id = f"{self.name}/{self.split}/{self.seed}/{index}"
         task = self.generate(Random(task_id), self.split)
-        return Task(task_id, task.messages, task.gt, task.gold, task.metadata)
+        return replace(task, task_id=task_id)
 
     def __iter__(self) -> Iterator[Task]:
         return (self[i] for i in range(self.size))

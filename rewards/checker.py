@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
+
+from .episode import Episode
 
 VerdictKind = Literal["right", "wrong", "unparsed", "broken"]
 
@@ -40,7 +42,7 @@ class Verdict:
 
 
 class Checker(ABC):
-    """Compares an answer text with `gt`.
+    """Compares an answer with `gt`: a text, or what `judge` takes from the episode in its place.
 
     Every checker declares cases that any reader can judge: `positives` are right, `negatives` are not. The tests run
     them for every subclass, and the adversarial kinds beside them.
@@ -50,13 +52,26 @@ class Checker(ABC):
     negatives: ClassVar[Sequence[tuple[str, Any]]] = ()
 
     @abstractmethod
-    def verdict(self, answer: str, gt: Any) -> Verdict:
-        """Judge `answer` (the agent's last text, without thinking) against `gt`."""
+    def verdict(self, answer: Any, gt: Any) -> Verdict:
+        """Judge `answer` against `gt`."""
+
+    def judge(self, episode: Episode) -> Verdict:
+        """Judge an episode: by the agent's last text, without thinking and calls; others override this."""
+        return self.verdict(episode.answer, episode.gt)
 
 
-def check(checker: Checker, answer: str, gt: Any) -> Verdict:
+def check(checker: Checker, answer: Any, gt: Any) -> Verdict:
     """Run a checker; a crash becomes the verdict `broken` with score None, so that nobody learns from it."""
+    return _guarded(lambda: checker.verdict(answer, gt))
+
+
+def check_episode(checker: Checker, episode: Episode) -> Verdict:
+    """Run a checker on an episode; a crash becomes `broken`, as in `check`."""
+    return _guarded(lambda: checker.judge(episode))
+
+
+def _guarded(judge: Callable[[], Verdict]) -> Verdict:
     try:
-        return checker.verdict(answer, gt)
+        return judge()
     except Exception as error:  # noqa: BLE001 - a checker is user code run on hostile text: its crash is data
         return Verdict("broken", None, f"{type(error).__name__}: {error}")

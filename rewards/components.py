@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from .checker import Checker, check
+from .checker import Checker, check_episode
 from .episode import Episode
 
 #: `turn`: after every action. `scored`: when `gt` is scored. `truncated`: when the episode was cut. `end`: on any end.
@@ -19,11 +19,15 @@ When = Literal["turn", "scored", "truncated", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One named part of a reward: its moment and its value (None when it cannot be told)."""
+    """One named part of a reward: its moment and its value (None when it cannot be told).
+
+    `checker` is there for the component that scores `gt`, so that the contract check can try to fool it.
+    """
 
     name: str
     when: When
     value: Callable[[Episode], float | None]
+    checker: Checker | None = None
 
     def fires(self, episode: Episode) -> bool:
         """Tell whether this component counts on the turn that `episode` has just finished."""
@@ -42,11 +46,11 @@ def gt_component(checker: Checker, name: str = "gt") -> Component:
     """Return the component that scores the answer against `gt` and notes the episode's success."""
 
     def value(episode: Episode) -> float | None:
-        verdict = check(checker, episode.answer, episode.gt)
+        verdict = check_episode(checker, episode)
         episode.success = verdict.success
         return verdict.score
 
-    return Component(name, "scored", value)
+    return Component(name, "scored", value, checker)
 
 
 #: -1 when the episode was cut (length, context, deadline, turns) before the agent was done.

@@ -1,9 +1,9 @@
 """Messages, errors, JSON Schema, tools and the formats in which models call them. Never imports torch."""
 
-from .calculator import Limits, calculator_tool, evaluate, number_text
 from .chat_format import ChatFormat, ParsedCall, ParsedTurn, get_chat_format, register_chat_format
 from .errors import ConfigError, DataError, EnvError, GymtuneError, ModelError, RunError, ToolError, closest
-from .hermes import HermesFormat
+from .formats import HermesFormat
+from .library import Limits, calculator_tool, evaluate, number_text
 from .messages import FunctionCall, Message, Role, ToolCall, system, user
 from .outcomes import Outcome, ToolResult
 from .schema import ArgumentSchema, compile_schema

@@ -10,7 +10,7 @@ from gymtune.agents.models import load_model
 from gymtune.agents.torch_engine import TorchEngine
 from gymtune.envs.calculator import CalculatorEnv
 from gymtune.tools.chat_format import ParsedCall
-from gymtune.tools.hermes import HermesFormat
+from gymtune.tools.formats.hermes import HermesFormat
 from gymtune.trainers.batch import make_rows, micro_batches
 from gymtune.trainers.policy import policy_logprobs
 

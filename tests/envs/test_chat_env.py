@@ -274,7 +274,8 @@ def test_reset_forgets_the_episode_before(make: Callable[..., ChatEnv]) -> None:
     env = make()
     play(env, CALL, "41")
     env.reset(options={"task_index": 21})
-    assert env.episode == Episode(gt="42", messages=list(TASKS[21].messages))
+    fresh = Episode("42", list(TASKS[21].messages), toolbox=env.toolbox, state=env.state, opening=2)
+    assert env.episode == fresh
     assert TASKS[21].messages == (system("Be brief."), user("Twice 21?"))
 
 

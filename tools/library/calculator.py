@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 
-from .errors import ConfigError, ToolError
-from .tool import Tool
+from ..errors import ConfigError, ToolError
+from ..tool import Tool
 
 Number = int | float
 

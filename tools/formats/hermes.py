@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .chat_format import ChatFormat, ParsedCall, register_chat_format
-from .errors import DataError
-from .messages import FunctionCall
+from ..chat_format import ChatFormat, ParsedCall, register_chat_format
+from ..errors import DataError
+from ..messages import FunctionCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

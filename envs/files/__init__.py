@@ -1,0 +1,1 @@
+"""Files that people already have: readers for every kind, and what checks them."""
