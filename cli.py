@@ -34,6 +34,18 @@ models_app = typer.Typer(no_args_is_help=True, help="Models: a tiny one from scr
 app.add_typer(envs_app, name="envs")
 app.add_typer(models_app, name="models")
 
+Rewards = Annotated[
+    list[str],
+    typer.Option(
+        "--reward",
+        metavar="NAME[=WEIGHT]",
+        default_factory=list,
+        show_default=False,
+        help="A component, a preset, or module:function of yours.",
+    ),
+]
+RewardModel = Annotated[str | None, typer.Option("--reward-model", help="Folder of a reward model, or stub.")]
+EnvData = Annotated[str | None, typer.Option("--data", help="File that the environment reads.")]
 EnvOption = Annotated[str, typer.Option("--env", help="Environment, as `gymtune envs list` names it.")]
 EnvArgs = Annotated[
     list[str],
@@ -60,7 +72,10 @@ def rollout(
     *,
     env: EnvOption,
     env_arg: EnvArgs,
+    reward: Rewards,
     out: Annotated[Path, typer.Option(help="Trajectory file (JSONL); its config is written beside it.")],
+    data: EnvData = None,
+    reward_model: RewardModel = None,
     agent: Annotated[
         Literal["model", "scripted"], typer.Option(help="Who acts: a model, or the script that knows the gold.")
     ] = "model",
@@ -86,13 +101,15 @@ def rollout(
     """
     from .agents.collect import CollectConfig, Collection
     from .agents.rollout import Limits
-    from .envs.arguments import parse_env_args
+    from .envs.arguments import parse_rewards
 
+    env_args = _env_args(env_arg, data, reward)
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_new_tokens": max_completion_length}
     placing = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
     drawn = _sampling(sampling) if agent == "model" else None
-    wanted: dict[str, Any] = {"env": env, "env_args": parse_env_args(env_arg), "agent": agent, "model": model, "n": n}
+    wanted: dict[str, Any] = {"env": env, "env_args": env_args, "agent": agent, "model": model, "n": n}
     wanted |= {"num_generations": num_generations, "seed": seed, "sampling": drawn}
+    wanted |= {"reward_weights": parse_rewards(reward)[1], "reward_model": reward_model}
     collection = Collection.open(out, CollectConfig.model_validate(wanted), resume=resume)
     acting = _scripted(model, sampling | placing) if drawn is None else _policy(model, drawn, placing, concurrency)
     limits = Limits(turn_seconds=turn_seconds, episode_seconds=episode_seconds)
@@ -100,6 +117,8 @@ def rollout(
         result = collection.run(
             acting, limits=limits, concurrency=concurrency, on_finish=progress.episode, on_stall=progress.stalled
         )
+    if result.fault is not None:
+        print(f"rollout: a reward could not be told: {result.fault}", file=sys.stderr)
     failed = f" ({result.failed} failed: {result.cause})" if result.failed else ""
     speed = f", {result.tokens_per_second:.0f} tokens/s" if result.sampled_tokens else ""
     print(
@@ -114,13 +133,15 @@ def train(
     *,
     algo: Annotated[str, typer.Option(help="sft, grpo or cispo; brings a preset.")],
     env_arg: EnvArgs,
+    reward: Rewards,
     set_: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", default_factory=list, show_default=False, help="Any key.")
     ],
     model: Annotated[str | None, typer.Option(help="Model folder to start from.")] = None,
     output_dir: Annotated[str | None, typer.Option("--output", help="Folder of the run.")] = None,
     env: Annotated[str | None, typer.Option(help="Environment to sample in.")] = None,
-    data: Annotated[str | None, typer.Option(help="Trajectory file to learn from (sft).")] = None,
+    data: Annotated[str | None, typer.Option(help="File to learn from (sft), or that the environment reads.")] = None,
+    reward_model: RewardModel = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with any of the keys.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the latest checkpoint.")] = False,
     print_config: Annotated[
@@ -152,7 +173,14 @@ def train(
 
     given = {key: value for key, value in context.params.items() if value is not None}
     options = {key: value for key, value in given.items() if key in TrainConfig.model_fields and key != "algo"}
+    from .envs.arguments import parse_rewards
+
+    preset, weights = parse_rewards(reward)
+    options |= {"reward_weights": weights} if weights else {}
     sets = [*set_, *(f"env_args.{item}" for item in env_arg)]
+    sets += [f"env_args.rewards={json.dumps(preset)}"] if preset else []
+    if env is not None and data is not None:
+        sets.append(f"env_args.data={json.dumps(options.pop('data'))}")
     resolved = resolve(algo, file=config, sets=sets, options=options)
     if print_config:
         _table(("key", "value", "from"), resolved.table())
@@ -174,7 +202,9 @@ def evaluate(
     *,
     env: EnvOption,
     env_arg: EnvArgs,
+    reward: Rewards,
     model: Annotated[list[str], typer.Option(help="Model folder; give it again for a second one.")],
+    data: EnvData = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Tasks, from the first on.")] = 200,
     split: Annotated[str | None, typer.Option(show_default="test, where the env has splits", help="Of tasks.")] = None,
     temperature: Temperature = None,
@@ -194,9 +224,9 @@ def evaluate(
     from .agents.evaluate import evaluate as run_evaluation
     from .agents.evaluate import write_evaluations
     from .agents.rollout import env_factory
-    from .envs.arguments import parse_env_args, takes_argument
+    from .envs.arguments import parse_rewards, takes_argument
 
-    env_args = parse_env_args(env_arg)
+    env_args = _env_args(env_arg, data, reward)
     if split is not None or ("split" not in env_args and takes_argument(env, "split")):
         env_args["split"] = split or "test"
     sampling = {"temperature": temperature, "max_new_tokens": max_completion_length}
@@ -207,7 +237,7 @@ def evaluate(
     found: dict[str, dict[str, Evaluation]] = {}
     for folder in dict.fromkeys(model):
         acting = _policy(folder, modes["sampled"], placing, concurrency)
-        make = env_factory(env, acting, env_args)
+        make = env_factory(env, acting, env_args, parse_rewards(reward)[1])
         for mode, drawn in modes.items():
             acting.sampling = drawn
             with _Progress(f"{folder} {mode}", n) as progress:
@@ -266,7 +296,87 @@ def envs_check(
     found = [(name, finding) for name in names for finding in check_contract(name, **parse_env_args(env_arg))]
     rows = [(name, "holds" if f.holds else "BROKEN", f.promise, f.detail) for name, f in found]
     _table(("env", "", "promise", "seen"), rows)
+    attacks = [(name, kind, *map(str, seen)) for name, f in found for kind, seen in f.attacks.items()]
+    _table(("env", "attack", "tried", "wrongly accepted"), attacks)
     if not all(finding.holds for _, finding in found):
+        raise typer.Exit(1)
+
+
+@envs_app.command("new")
+def envs_new(name: Annotated[str, typer.Argument(help="Of the package, such as my_env.")]) -> None:
+    """Write a small package with an environment, a tool, a checker, a test and a README, for you to change."""
+    from .envs.scaffold import env_id, new_env
+
+    for path in new_env(name):
+        print(path)
+    print(f"\ntry it:  pytest {name}\n         gymtune envs check {env_id(name)}")
+
+
+# -- files, smoke ------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def validate(
+    file: Annotated[str, typer.Argument(help="JSONL, JSON, .gz, .parquet, a datasets folder, or hf:NAME[:SPLIT].")],
+    kind: Annotated[str, typer.Option(help="What it is; auto looks at the first records.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check a data file: every error with its line, counts and percentiles. Exit code 1 when something is wrong."""
+    from .envs.files.validate import validate as run_validation
+
+    report = run_validation(file, cast(Any, kind))
+    if as_json:
+        print(report.to_json())
+    else:
+        for table in report.tables():
+            print(table.title)
+            _table(table.columns, table.rows)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def smoke(
+    *,
+    text: Annotated[
+        list[Path], typer.Option(help="File with one turn of an agent; again for its next turn.", default_factory=list)
+    ],
+    gt: Annotated[list[str], typer.Option(help="What the answer must hold; again for more.", default_factory=list)],
+    reward: Rewards,
+    tools: Annotated[str | None, typer.Option(help="JSON file of schemas, or module:name of tools.")] = None,
+    checker: Annotated[str | None, typer.Option(help="What compares with --gt, in place of the preset's.")] = None,
+    chat_format: Annotated[str, typer.Option(help="How calls are written.")] = "hermes",
+    reward_model: RewardModel = None,
+    sglang_url: Annotated[str | None, typer.Option(help="Ask this server for its model too.")] = None,
+) -> None:
+    """Parse a text, run its calls, check the answer, show every reward; without --text, on built-in good and bad texts.
+
+    Exit code 1 when a built-in case goes another way than it must; with --text, when a call failed or --gt is not met.
+    """
+    from .agents.smoke import run_smoke
+    from .envs.arguments import parse_rewards
+
+    if not text and (tools or gt):
+        raise typer.BadParameter("--tools and --gt go with --text FILE")
+    preset, weights = parse_rewards(reward)
+    options: dict[str, Any] = {"checker": checker, "chat_format": chat_format, "reward_model": reward_model}
+    results = run_smoke(text, tools=tools, gt=gt, rewards=preset, weights=weights, **options)
+    names = list(dict.fromkeys(name for result in results for name in result.rewards))
+    rows = []
+    for r in results:
+        told = (r.name, "as it must" if r.holds else "WRONG", ", ".join(r.outcomes) or "no call", str(r.success))
+        values = (_number(r.rewards[name]) if name in r.rewards else "" for name in names)
+        rows.append((*told, r.stop_reason or "-", *values, _number(r.reward)))
+    if text:
+        for line in results[0].results:
+            print(line)
+    _table(("case", "", "calls", "success", "ended by", *names, "reward"), rows)
+    if sglang_url is not None:
+        from .agents.sglang_check import check_server
+
+        server = check_server(sglang_url)
+        print(f"server {server.url}: model {server.model_path}, weights {server.weight_version or 'of no version'}")
+    if not all(result.holds for result in results):
         raise typer.Exit(1)
 
 
@@ -306,6 +416,15 @@ def models_init(
 
 
 # -- options to objects ------------------------------------------------------------------------------------------------
+
+
+def _env_args(items: Sequence[str], data: str | None, rewards: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of an env that --env-arg, --data and a preset of --reward name."""
+    from .envs.arguments import parse_env_args, parse_rewards
+
+    preset, _ = parse_rewards(rewards)
+    given = _given({"data": data, "rewards": preset})
+    return parse_env_args([*items, *(f"{key}={json.dumps(value)}" for key, value in given.items())])
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -447,6 +566,8 @@ def gymtune(
 
 def main() -> None:
     """Run the command line. What the user can mend is told in one line; GYMTUNE_DEBUG=1 shows the traceback too."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # so that `module:name` finds what lies here, after all that is installed
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()

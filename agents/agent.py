@@ -13,7 +13,7 @@ from typing import Any
 
 from ..envs.action import Action
 from ..envs.chat_env import ChatEnv
-from ..envs.contract import gold_texts
+from ..envs.tasks import gold_texts
 from ..tools.errors import EnvError
 from ..tools.messages import Message
 from .backend import Backend, GenerateRequest, derive_seed

@@ -1,13 +1,15 @@
 """Collecting trajectories into a file that survives anything: `FILE.jsonl`, and `FILE.config.json` beside it.
 
 The file itself says what is finished, the config what was asked for and under which run id; a resumed collection
-needs nothing else. Episodes are appended as they end, so a killed process loses those that were under way and no other.
+needs nothing else. Episodes are appended as they end, so a killed process loses those that were under way and no other;
+where a scorer has a say, a group is scored and appended when the last of its missing episodes has ended.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +20,13 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from .. import __version__
+from ..envs.chat_env import ChatEnv
 from ..envs.registration import make_env
 from ..tools.errors import ConfigError, RunError
 from .agent import Agent
 from .evaluate import check_task_count
 from .rollout import EpisodeSpec, Limits, env_factory, plan_episodes, run_episodes
+from .scorer import split_rewards
 from .store import TrajectoryWriter, describe, read_trajectories
 from .trajectory import Sampling, Trajectory
 
@@ -43,6 +47,8 @@ class CollectConfig(BaseModel):
     num_generations: int = Field(1, ge=1)
     seed: int = 0
     sampling: Sampling | None = None
+    reward_weights: dict[str, float] = Field(default_factory=dict)
+    reward_model: str | None = None
 
 
 class _Record(BaseModel):
@@ -59,7 +65,7 @@ class _Record(BaseModel):
 class CollectResult:
     """What the file holds so far: a running tally. `sampled_tokens` and `seconds` are of this process alone.
 
-    `cause` is the last line of what the first failed episode raised.
+    `cause` is the last line of what the first failed episode raised, `fault` what went wrong in the scorer last.
     """
 
     path: Path
@@ -67,6 +73,7 @@ class CollectResult:
     successes: int = 0
     failed: int = 0
     cause: str = ""
+    fault: str | None = None
     sampled_tokens: int = 0
     seconds: float = 0.0
     _reward: float = 0.0
@@ -95,10 +102,14 @@ class CollectResult:
 
 
 class Collection:
-    """A trajectory file, what was asked for, and which episodes it still lacks (`missing`). Made by `open`."""
+    """A trajectory file, what was asked for, and which episodes it still lacks (`missing`). Made by `open`.
+
+    `weights` are those of the env's components, `scorer` adds what the env cannot score.
+    """
 
     def __init__(self, path: Path, config: CollectConfig, run_id: str) -> None:
         self.path, self.config, self.run_id = path, config, run_id
+        self.weights, self.scorer = split_rewards(config.reward_weights, config.reward_model)
         self.result = CollectResult(path)
         finished = set()
         if path.exists():
@@ -124,9 +135,16 @@ class Collection:
             raise ConfigError(
                 f"{path} has no {beside.name} beside it, so nobody knows how to go on: give another --out"
             )
-        check_task_count(lambda: make_env(config.env, **config.env_args), config.n)
         run_id = _same_run(beside, config) if resume and beside.exists() else uuid4().hex
-        return cls(path, config, run_id)
+        collection = cls(path, config, run_id)
+        check_task_count(collection.make_env, config.n)
+        return collection
+
+    def make_env(self) -> ChatEnv:
+        """Make the env as it was asked for. Raises ConfigError for an unknown id, argument or reward."""
+        env = make_env(self.config.env, **self.config.env_args)
+        env.weigh(self.weights)
+        return env
 
     def run(
         self,
@@ -142,16 +160,25 @@ class Collection:
         Raises ConfigError when the folder cannot be written, RunError when every episode of the file failed.
         """
         _write(config_path(self.path), _Record(run_id=self.run_id, gymtune=__version__, config=self.config))
-        make = env_factory(self.config.env, agent, dict(self.config.env_args))
-        result, began = self.result, perf_counter()
+        make = env_factory(self.config.env, agent, dict(self.config.env_args), self.weights)
+        result, scorer, began = self.result, self.scorer, perf_counter()
+        missing = Counter(spec.group_id for spec in self.missing)
+        waiting: dict[str, list[Trajectory]] = {}
         with TrajectoryWriter(self.path) as writer:
 
             def finish(trajectory: Trajectory) -> None:
-                writer.append(trajectory)
-                result.add(trajectory)
-                result.sampled_tokens += trajectory.sampled_tokens
-                result.seconds = perf_counter() - began
-                on_finish(trajectory)
+                group = waiting.setdefault(trajectory.group_id, []) if scorer else []
+                group.append(trajectory)
+                if scorer:
+                    if len(group) < missing[trajectory.group_id]:
+                        return
+                    scorer.score(waiting.pop(trajectory.group_id))
+                for ended in group:
+                    writer.append(ended)
+                    result.add(ended)
+                    result.sampled_tokens += ended.sampled_tokens
+                    result.seconds = perf_counter() - began
+                    on_finish(ended)
 
             run_episodes(
                 make,
@@ -164,6 +191,7 @@ class Collection:
             )
         if self.missing and result.failed == result.episodes:
             raise RunError(f"{self.path}: all {result.failed} episodes failed, the first one with: {result.cause}")
+        result.fault = scorer.fault
         return result
 
 

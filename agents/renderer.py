@@ -15,9 +15,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from ..tools.chat_format import ChatFormat, get_chat_format
+from ..tools.chat_format import ChatFormat
 from ..tools.errors import ModelError
 from ..tools.messages import FunctionCall, Message
+from .chat_format_probe import probe_chat_format
 from .shield import Shield
 
 _PROBE = "GymtuneProbe"
@@ -28,7 +29,7 @@ class Renderer:
 
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template; it is not changed.
-        chat_format: the model family's call format (None: `hermes`).
+        chat_format: the model family's call format (None: the one in which the template writes calls).
         chat_template: takes the place of the tokenizer's own template.
         template_options: passed to the template (`enable_thinking=False`).
 
@@ -51,7 +52,7 @@ class Renderer:
         self.template_options = template_options or {}
         if not self.chat_template:
             raise ModelError(f"{self._name}: the tokenizer has no chat template; give one with --chat-template FILE")
-        self.chat_format = chat_format or get_chat_format("hermes")
+        self.chat_format = chat_format or probe_chat_format(tokenizer, self.chat_template)
         self._shield = Shield(tokenizer)
         self._alone: dict[tuple[str, ...], str | None] = {}
         self._template_shows_tools = self._probe_tools()

@@ -6,9 +6,7 @@ import json
 
 from ..tools.errors import DataError
 from .renderer import Renderer
-from .trajectory import Trajectory
-
-_SPOKEN = ("stop", "length")  # an action that ends otherwise says nothing
+from .trajectory import SPOKEN, Trajectory
 
 
 def render_trajectory(trajectory: Trajectory, renderer: Renderer) -> Trajectory:
@@ -25,8 +23,8 @@ def render_trajectory(trajectory: Trajectory, renderer: Renderer) -> Trajectory:
             "tokenizer": renderer.fingerprint,
         }
     )  # fmt: skip
-    messages, turns = trajectory.messages, [turn for turn in trajectory.turns if turn.finish_reason in _SPOKEN]
-    spoken = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    messages, turns = trajectory.messages, [turn for turn in trajectory.turns if turn.finish_reason in SPOKEN]
+    spoken = [index for index in range(trajectory.opening, len(messages)) if messages[index]["role"] == "assistant"]
     if len(spoken) != len(turns):
         raise DataError(
             f"trajectory {trajectory.trajectory_id}: {len(spoken)} assistant messages but {len(turns)} turns"

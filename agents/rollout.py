@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -85,15 +85,22 @@ def rollout(
 
 
 def env_factory(
-    env: str | Callable[[], ChatEnv], agent: Agent, env_args: dict[str, Any] | None = None
+    env: str | Callable[[], ChatEnv],
+    agent: Agent,
+    env_args: dict[str, Any] | None = None,
+    reward_weights: Mapping[str, float] | None = None,
 ) -> Callable[[], ChatEnv]:
-    """Return a function that makes envs which talk the agent's chat format."""
-    if callable(env):
-        return env
+    """Return a function that makes envs which talk the agent's chat format and pay by these weights over their own."""
     kwargs = dict(env_args or {})
     if agent.renderer is not None:
         kwargs.setdefault("chat_format", agent.renderer.chat_format)
-    return lambda: make_env(env, **kwargs)
+
+    def make() -> ChatEnv:
+        made = env() if callable(env) else make_env(env, **kwargs)
+        made.weigh(reward_weights or {})
+        return made
+
+    return make
 
 
 def run_episodes(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
-from ..envs.contract import gold_texts
 from ..envs.registration import make_env
+from ..envs.tasks import gold_texts
 
 
 def tokenizer_texts(env_id: str, n: int = 1000, **env_args: Any) -> Iterator[str]:

@@ -25,6 +25,9 @@ from ..tools.messages import Message
 
 SCHEMA_VERSION: Final = 1
 
+#: Finish reasons of actions that say something; the others are sent by the driver in the agent's place.
+SPOKEN: Final = ("stop", "length")
+
 #: A key nobody reads is an error. Numbers that are not finite are written as what they are and refused when read.
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 
@@ -225,6 +228,16 @@ class Trajectory(BaseModel):
     def broken(self) -> list[str]:
         """Names of the components that could not be told."""
         return [name for name, value in self.rewards.items() if value is None]
+
+    @property
+    def opening(self) -> int:
+        """How many of `messages` are the task's own; the agent's first message stands after them.
+
+        Counted from the end, for the task's own may hold assistant messages too (few-shot examples).
+        """
+        spoken = sum(turn.finish_reason in SPOKEN for turn in self.turns)
+        places = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return places[-spoken] if 0 < spoken <= len(places) else len(self.messages)
 
     @property
     def segments(self) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ from gymtune.agents.models import init_model, load_model
 from gymtune.agents.tokenizer_texts import tokenizer_texts
 from gymtune.agents.torch_engine import TorchEngine
 from gymtune.envs import make_env
-from gymtune.envs.contract import gold_texts
+from gymtune.envs.tasks import gold_texts
 from gymtune.trainers import TrainConfig
 from gymtune.trainers.batch import make_rows
 from gymtune.trainers.sft import SFT

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import json
+import math
 import tomllib
 from collections.abc import Sequence
 from typing import Any
 
+from ..rewards.registry import preset_names
 from ..tools.errors import ConfigError
-from .chat_env import ChatEnv
-from .registration import make_env
-
-_PLUMBING = {"self", "options", "kwargs", "chat_format", "render_mode"}
-
-
-def env_arguments(kind: type[ChatEnv]) -> dict[str, inspect.Parameter]:
-    """Return the arguments an env class and its ancestors below `ChatEnv` name, and `system_prompt`.
-
-    What only `ChatEnv` names is left out: an env may have fixed it (`max_turns=1`).
-    """
-    found: dict[str, inspect.Parameter] = {}
-    for base in kind.__mro__:
-        if issubclass(base, ChatEnv) and base is not ChatEnv:
-            own = inspect.signature(base).parameters
-            found |= {name: p for name, p in own.items() if name not in found and name not in _PLUMBING}
-    found.setdefault("system_prompt", inspect.Parameter("system_prompt", inspect.Parameter.KEYWORD_ONLY, default=None))
-    return found
+from .registration import env_arguments, make_env
 
 
 def takes_argument(env_id: str, name: str) -> bool:
@@ -61,3 +45,29 @@ def _is_json(key: str, text: str) -> bool:
     except (tomllib.TOMLDecodeError, TypeError):
         return False
     return "\n" not in text
+
+
+def parse_rewards(items: Sequence[str]) -> tuple[str | None, dict[str, float]]:
+    """Return the preset and the weights that `--reward` items name: `NAME=WEIGHT`, `NAME` (weight 1), or a preset.
+
+    Raises ConfigError for a weight that is no number, a name given twice, and two presets.
+    """
+    preset: str | None = None
+    weights: dict[str, float] = {}
+    for item in items:
+        name, equals, text = (part.strip() for part in item.rpartition("=")) if "=" in item else (item, "", "1")
+        if not equals and name in preset_names():
+            if preset is not None:
+                raise ConfigError(f"--reward: two presets are given, {preset} and {name}; choose one")
+            preset = name
+            continue
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = math.nan
+        if not name or not math.isfinite(weight):
+            raise ConfigError(f"--reward wants NAME=WEIGHT or a preset ({', '.join(preset_names())}), came {item!r}")
+        if name in weights:
+            raise ConfigError(f"--reward {name} is given twice")
+        weights[name] = weight
+    return preset, weights

@@ -16,7 +16,7 @@ from ..rewards.components import failed_calls, gt_component, unfinished
 from ..rewards.numeric import NumericChecker
 from ..tools.errors import ConfigError
 from ..tools.library.calculator import Limits, calculator_tool
-from ..tools.messages import Message, system, user
+from ..tools.messages import assistant, call, system, user
 from ..tools.toolbox import Toolbox
 from .chat_env import ChatEnv
 from .tasks import GeneratedTasks, Split, Task
@@ -57,15 +57,6 @@ def _operand(rng: Random, split: Split) -> int:
             return operand
 
 
-def _call(expression: str, index: int) -> Message:
-    function: Any = {"name": "calculator", "arguments": {"expression": expression}}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": f"call_{index}_0", "type": "function", "function": function}],
-    }
-
-
 def _question(rng: Random, level: int, numbers: Sequence[int], steps: Sequence[_Step]) -> str:
     """Return the question: level 1 and 3 in symbols, 2 and 4 in words."""
     a, b = numbers[:2]
@@ -90,10 +81,10 @@ def make_task(rng: Random, split: Split, levels: Sequence[int]) -> Task:
     numbers = [_operand(rng, split) for _ in range(operations + 1)]
     question = _question(rng, level, numbers, steps)
     value, gold = numbers[0], []
-    for index, (step, operand) in enumerate(zip(steps, numbers[1:], strict=True)):
-        gold.append(_call(f"{value} {step.symbol} {operand}", index))
+    for step, operand in zip(steps, numbers[1:], strict=True):
+        gold.append(assistant("", call("calculator", expression=f"{value} {step.symbol} {operand}")))
         value = step.apply(value, operand)
-    gold.append({"role": "assistant", "content": str(value)})
+    gold.append(assistant(str(value)))
     metadata = {"level": level, "operands": numbers, "calls_needed": operations}
     return Task("", (system(_SYSTEM), user(question)), str(value), tuple(gold), metadata)
 

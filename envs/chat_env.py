@@ -19,7 +19,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex
+from random import Random
+from typing import Any, ClassVar, SupportsIndex
 
 import gymnasium
 
@@ -41,8 +42,9 @@ class ChatEnv(gymnasium.Env[Observation, str]):
 
     Args:
         tasks: what episodes start from.
-        components: the reward components the env can score; `rewards` names those that count, with weights
-            (default: the first one, weight 1). A weight of 0 keeps a component visible without paying for it.
+        components: the reward components the env can score; the first one is paid with weight 1, the others are seen.
+        rewards: the weights that count instead: of these components, of a shaping component by its name
+            (`gymtune.rewards.component_names()`), or the name of a preset, which brings components and weights.
         toolbox: the tools; override `make_toolbox` for tools with a state of their own per episode.
         max_turns: actions an episode may take.
         chat_format: how the model family writes tool calls (`hermes` by default); the driver hands it in.
@@ -50,6 +52,8 @@ class ChatEnv(gymnasium.Env[Observation, str]):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - as gymnasium declares it
+    #: An env whose shaping may pay a little for an episode without success says so here.
+    pays_without_success: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class ChatEnv(gymnasium.Env[Observation, str]):
         components: Sequence[Component],
         *,
         toolbox: Toolbox | None = None,
-        rewards: Mapping[str, float] | None = None,
+        rewards: Mapping[str, float] | str | None = None,
         max_turns: int = 8,
         chat_format: str | ChatFormat = "hermes",
         **options: Any,
@@ -79,15 +83,35 @@ class ChatEnv(gymnasium.Env[Observation, str]):
         self.components = {component.name: component for component in components}
         if len(self.components) < len(components):
             raise ConfigError(f"{type(self).__name__}: two components have one name: {[c.name for c in components]}")
-        self.weights = dict(rewards) if rewards is not None else {c.name: 1.0 for c in components[:1]}
-        for name in self.weights:
-            if name not in self.components:
-                raise ConfigError(f"rewards: no component {name!r} in this env.{closest(name, self.components)}")
+        self.weights: dict[str, float] = {} if rewards is not None else {c.name: 1.0 for c in components[:1]}
+        self.weigh(rewards or {})
         self.chat_format = get_chat_format(chat_format) if isinstance(chat_format, str) else chat_format
         self.observation_space = MessagesSpace()
         self.action_space = TextSpace()
         self.task: Task | None = None
         self.episode: Episode | None = None
+
+    def weigh(self, rewards: Mapping[str, float] | str) -> None:
+        """Lay weights over those the env has, taking in the components they name; or those of a preset.
+
+        Raises ConfigError for a name that is neither the env's own nor a shaping component, and an unknown preset.
+        """
+        if not rewards:
+            return
+        from ..rewards.registry import component_names, get_component, get_preset
+
+        if isinstance(rewards, str):
+            preset = get_preset(rewards)
+            self.components |= {name: component for name, (component, _) in preset.components.items()}
+            self.weights = {name: weight for name, (_, weight) in preset.components.items()}
+            return
+        for name, weight in rewards.items():
+            if name not in self.components:
+                if name not in component_names():
+                    known = [*self.components, *component_names()]
+                    raise ConfigError(f"rewards: no component {name!r} in this env.{closest(name, known)}")
+                self.components[name] = get_component(name)
+            self.weights[name] = float(weight)
 
     def make_toolbox(self, task: Task) -> Toolbox:
         """Return the tools of an episode of `task`; override where tools keep a state."""
@@ -100,6 +124,10 @@ class ChatEnv(gymnasium.Env[Observation, str]):
     def user_reply(self, episode: Episode) -> str | None:
         """Return what a simulated user says to a turn without calls; None when it has nothing more to say."""
         return None
+
+    def draw_task(self, rng: Random, progress: float) -> int:
+        """Return the index of a task to train on at `progress` (0 to 1) of a run; override for a curriculum."""
+        return rng.randrange(len(self.tasks))
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -5,18 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
 from gymnasium.utils.env_checker import check_env
 
-from ..tools.chat_format import ChatFormat
 from ..tools.errors import EnvError
-from ..tools.messages import Message
 from ..tools.outcomes import Outcome
+from .attacks import AttackTable, play_broken, try_attacks
 from .chat_env import ChatEnv
 from .registration import make_env
+from .tasks import gold_texts
 
 _TASKS_TRIED = 20
 _JUNK = ("I do not know.", "yes", "\u4e2d\u6587", "{}", "0 1 2 3 4 5 6 7 8 9", "<|im_end|>")
@@ -24,16 +24,12 @@ _JUNK = ("I do not know.", "yes", "\u4e2d\u6587", "{}", "0 1 2 3 4 5 6 7 8 9", "
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One promise, whether it holds, and what was seen."""
+    """One promise, whether it holds, and what was seen; for the last one, kinds of attack: (tried, taken)."""
 
     promise: str
     holds: bool
     detail: str
-
-
-def gold_texts(gold: Sequence[Message], chat_format: ChatFormat) -> list[str]:
-    """Return the texts a policy of this chat format would write for a task's gold messages."""
-    return [chat_format.render(m["content"], [call["function"] for call in m.get("tool_calls", [])]) for m in gold]
+    attacks: AttackTable = field(default_factory=dict)
 
 
 def check_contract(env_id: str, **kwargs: Any) -> list[Finding]:
@@ -57,8 +53,24 @@ def check_contract(env_id: str, **kwargs: Any) -> list[Finding]:
         "junk scores nothing": fresh(lambda env: _refused(env, _JUNK)),
         "the same seed gives the same episode": lambda: _same_seed(fresh(_episode)),
         "a bad call is answered, not run": fresh(_bad_call),
+        "a broken checker is no score": fresh(play_broken),
     }
-    return [_try(promise, attempt) for promise, attempt in tries.items()]
+    findings = [_try(promise, attempt) for promise, attempt in tries.items()]
+    return [*findings, _attacked(env_id, kwargs)]
+
+
+def _attacked(env_id: str, kwargs: dict[str, Any]) -> Finding:
+    promise, table = "no attack is taken for the answer", AttackTable()
+
+    def attempt() -> str:
+        with closing(make_env(env_id, **kwargs)) as env:
+            table.update(try_attacks(env, _TASKS_TRIED))
+        if taken := [kind for kind, (_, taken) in table.items() if taken]:
+            raise EnvError(f"taken for the answer: {', '.join(taken)}")
+        tried = sum(tried for tried, _ in table.values())
+        return f"{tried} answers of {len(table)} kinds refused" if table else "the env has no checker"
+
+    return replace(_try(promise, attempt), attacks=table)
 
 
 def _try(promise: str, attempt: Callable[[], str]) -> Finding:
@@ -106,7 +118,7 @@ def _refused(env: ChatEnv, texts: Sequence[str]) -> str:
         for text in texts:
             env.reset(options={"task_index": index})
             _, reward, *_, info = env.step(text)
-            if info["success"] or reward > 0:
+            if info["success"] or (reward > 0 and not env.pays_without_success):
                 raise EnvError(f"task {env.tasks[index].task_id}: {text!r} earned {reward}, success {info['success']}")
     return f"{len(texts)} texts refused"
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..tools.messages import Message
-from .arguments import env_arguments
-from .contract import gold_texts
-from .registration import make_env
+from .registration import env_arguments, make_env
+from .tasks import gold_texts
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,15 @@ from .chat_env import ChatEnv
 _ENTRY_POINTS = {
     "gymtune/Arithmetic-v0": "gymtune.envs.arithmetic:ArithmeticEnv",
     "gymtune/Calculator-v0": "gymtune.envs.calculator:CalculatorEnv",
+    "gymtune/Dialog-v0": "gymtune.envs.dialog:DialogEnv",
+    "gymtune/Math-v0": "gymtune.envs.math_env:MathEnv",
+    "gymtune/Preference-v0": "gymtune.envs.preference:PreferenceEnv",
+    "gymtune/ToolUse-v0": "gymtune.envs.tool_use:ToolUseEnv",
 }
+
+
+_PLUMBING = {"self", "options", "kwargs", "chat_format", "render_mode"}
+_OF_CHAT_ENV = {"rewards", "max_turns", "chat_format", "render_mode"}  # every env takes them, unless it sets them
 
 
 def register_all() -> None:
@@ -54,6 +62,20 @@ def make_env(env_id: str, **kwargs: Any) -> ChatEnv:
     return env
 
 
+def env_arguments(kind: type[ChatEnv]) -> dict[str, inspect.Parameter]:
+    """Return the arguments an env class and its ancestors below `ChatEnv` name, and `system_prompt`.
+
+    What only `ChatEnv` names is left out: an env may have fixed it (`max_turns=1`).
+    """
+    found: dict[str, inspect.Parameter] = {}
+    for base in kind.__mro__:
+        if issubclass(base, ChatEnv) and base is not ChatEnv:
+            own = inspect.signature(base).parameters
+            found |= {name: p for name, p in own.items() if name not in found and name not in _PLUMBING}
+    found.setdefault("system_prompt", inspect.Parameter("system_prompt", inspect.Parameter.KEYWORD_ONLY, default=None))
+    return found
+
+
 def _check_arguments(env_id: str, spec: Any, kwargs: dict[str, Any]) -> None:
     """Refuse an argument that no class in the env's line of ancestors names."""
     entry = spec.entry_point
@@ -62,11 +84,7 @@ def _check_arguments(env_id: str, spec: Any, kwargs: dict[str, Any]) -> None:
         entry = getattr(importlib.import_module(module), attribute)
     if not inspect.isclass(entry) or not issubclass(entry, ChatEnv):
         return
-    known = {"system_prompt", "render_mode"}
-    for base in entry.__mro__:
-        if issubclass(base, ChatEnv):
-            known |= set(inspect.signature(base.__init__).parameters)
-    known -= {"self", "options", "tasks", "components", "toolbox", "kwargs"}
+    known = env_arguments(entry).keys() | _OF_CHAT_ENV
     for key in kwargs:
         if key not in known:
             raise ConfigError(f"env {env_id!r} takes no argument {key!r}.{closest(key, known)}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from random import Random
 from typing import Any, Literal, Protocol, get_args, overload
 
+from ..tools.chat_format import ChatFormat
 from ..tools.errors import ConfigError
 from ..tools.messages import Message
 
@@ -30,6 +33,14 @@ class Task:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     recorded: tuple[tuple[Message, ...], ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
+
+
+def gold_texts(gold: Sequence[Message], chat_format: ChatFormat) -> list[str]:
+    """Return the texts a policy of this chat format would write for a task's gold messages."""
+    return [
+        chat_format.render(m["content"], [c["function"] for c in m.get("tool_calls", [])], m.get("reasoning_content"))
+        for m in gold
+    ]
 
 
 class TaskSet(Protocol):
@@ -79,3 +90,46 @@ class GeneratedTasks(Sequence[Task]):
 
     def __iter__(self) -> Iterator[Task]:
         return (self[i] for i in range(self.size))
+
+
+class MadeTasks(Sequence[Task]):
+    """Tasks made on demand from the items of another sequence, such as the records of a file."""
+
+    def __init__(self, source: Sequence[Any], make: Callable[[Any], Task]) -> None:
+        self.source, self.make = source, make
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self.make(self.source[index])
+
+
+class JoinedTasks(Sequence[Task]):
+    """Several task sets one after another. `starts` are the indices at which each begins."""
+
+    def __init__(self, parts: Sequence[TaskSet]) -> None:
+        self.parts = tuple(parts)
+        self.starts = list(accumulate((len(part) for part in self.parts), initial=0))
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"task {index} of {len(self)}")
+        index %= len(self)
+        part = bisect_right(self.starts, index) - 1
+        return self.parts[part][index - self.starts[part]]

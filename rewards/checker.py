@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from .attacks import text_attacks
 from .episode import Episode
 
 VerdictKind = Literal["right", "wrong", "unparsed", "broken"]
@@ -58,6 +59,14 @@ class Checker(ABC):
     def judge(self, episode: Episode) -> Verdict:
         """Judge an episode: by the agent's last text, without thinking and calls; others override this."""
         return self.verdict(episode.answer, episode.gt)
+
+    def statement(self, gt: Any) -> str:
+        """Return the shortest text that states `gt`; attacks are made of it."""
+        return str(gt)
+
+    def attacks(self, gt: Any) -> Iterator[tuple[str, Any]]:
+        """Yield (kind, answer) for answers that hold what is right and do not state it; all must be refused."""
+        yield from text_attacks(self.statement(gt))
 
 
 def check(checker: Checker, answer: Any, gt: Any) -> Verdict:

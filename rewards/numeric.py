@@ -8,20 +8,15 @@ from decimal import Decimal
 from typing import Any, ClassVar
 
 from .checker import Checker, Verdict
+from .stated import MARK, MAX_STATEMENTS, doubted, is_unit
 
 # Possessive quantifiers (`++`, `?+`) never give back what they took: hostile text costs linear time.
 _NUMBER = r"[-+\u2212]?\$?(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++)(?:\.[0-9]++)?+(?:[eE][-+]?[0-9]{1,3})?+"
 _ALONE = re.compile(rf"\$?({_NUMBER})\.?")
-#: Ways of saying "this is the answer" that the seeds' data and most models use.
-_MARK = r"\banswer(?:\s+is:?|:|\s*=)|####|\\boxed\{"
-_MARKED = re.compile(rf"(?:{_MARK})[\s*$]*+({_NUMBER}(?:[.,]?[\w%/^])*+)", re.IGNORECASE)
-_CLOSING = re.compile(r"[\s.*$})\]\\]*+")  # what may follow: a full stop, the end of bold, box or formula
-_CLAUSE_END = re.compile(r"[.!?;,]\s|\n")
-_DOUBT = re.compile(
-    r"\b(?:not|no|never|nor|neither|cannot|wrong|incorrect|false|doubt|maybe|perhaps|possibly|or)\b|n['\u2019]t\b",
-    re.IGNORECASE,
-)
-_LOOK_BACK = 200  # characters before a mark in which its clause is looked for
+_MARK = rf"{MARK}|\\boxed\{{|<answer>|^A:"
+_MARKED = re.compile(rf"(?:{_MARK})[\s*$]*+({_NUMBER}(?:[.,]?[\w%/^])*+)", re.IGNORECASE | re.MULTILINE)
+_UNIT = re.compile(r"[ ]++(?:(?:per|an?)[ ]([A-Za-z]++)|([A-Za-z]++)(?:[ ](?:per|of|an?)[ ]([A-Za-z]++))?+)")
+_CLOSING = re.compile(r"(?:[\s.。*$})\]\\]|</answer>)*+")  # full stop, end of bold, box or formula
 _SHOWN = 40  # characters of a number in a verdict's detail
 _RELATIVE_TOLERANCE = Decimal("1e-6")  # for a gt that is no whole number
 
@@ -38,8 +33,9 @@ class NumericChecker(Checker):
     """Right when the answer states exactly one number as its answer and that number equals `gt`.
 
     Accepted are a text that is nothing but a number, or one that ends with a marked number ("The answer is 7.",
-    "#### 7", "\\boxed{7}"); whatever reasoning stands before, its marked numbers must agree. Whole numbers are
-    compared exactly, others within 1e-6 relative. Hedges, lists, negations and dumps are `unparsed`, not guessed at.
+    "#### 7", "\\boxed{7}", "<answer>7</answer>", "A: 7" on a line), a unit such as "apples" after it allowed;
+    whatever reasoning stands before, its marked numbers must agree. Whole numbers are compared exactly, others within
+    1e-6 relative. Hedges, lists, negations and dumps are `unparsed`, not guessed at.
     """
 
     positives: ClassVar[Sequence[tuple[str, Any]]] = (
@@ -55,6 +51,11 @@ class NumericChecker(Checker):
         ("The answer is 0.3333333", "0.333333333333"),
         ("The answer is $12.50.", "12.5"),
         ("The answer is 5, I think. I checked it: the answer is 5.", 5),
+        ("3 + 4 is 7. <answer>7</answer>", 7),
+        ("The answer is 7 apples.", 7),
+        ("Answer: $12 per day", 12),
+        ("She has 9 * 2 = $<<9*2=18>>18 left\nA: 18", 18),
+        ("答案是28。", 28),
     )
     negatives: ClassVar[Sequence[tuple[str, Any]]] = (
         ("", 5),
@@ -81,6 +82,17 @@ class NumericChecker(Checker):
         ("The answer is 5,000", 5),
         ("3 + 5 = 8\nnot #### 5", 5),
         ("five", 5),
+        ("The answer is 5 thousand.", 5),
+        ("The answer is 5 percent", 5),
+        ("The answer is 5 squared", 5),
+        ("The answer is 5 apples and 3 pears.", 5),
+        ("The answer is 5 apples. The answer is 6 pears.", 5),
+        ("The answer is 5 hundred. The answer is 5.", 5),
+        ("<answer>5</answer> <answer>6</answer>", 5),
+        ("<answer>5 or 6</answer>", 5),
+        ("A: 5\nB: 6", 5),
+        ("A: 6\nA: 5 6", 5),
+        ("答案不是5", 5),
     )
 
     def verdict(self, answer: str, gt: Any) -> Verdict:
@@ -91,7 +103,7 @@ class NumericChecker(Checker):
         found = _stated(answer)
         if found is None:
             return Verdict.unparsed("no single number is stated as the answer")
-        return Verdict.of(_equal(found, wanted), f"stated {found!s:.{_SHOWN}}")
+        return Verdict.of(equal(found, wanted), f"stated {found!s:.{_SHOWN}}")
 
 
 def _stated(answer: str) -> Decimal | None:
@@ -101,16 +113,21 @@ def _stated(answer: str) -> Decimal | None:
         return alone
     numbers: set[Decimal | None] = set()  # None for a mark that goes on as something else, such as 5/2
     end = 0
-    for mark in _MARKED.finditer(answer):
-        clause = _CLAUSE_END.split(answer[max(0, mark.start() - _LOOK_BACK) : mark.start()])[-1]
-        numbers.add(parse_number(mark[1]))
-        if len(numbers) > 1 or _DOUBT.search(clause):
-            return None
+    for count, mark in enumerate(_MARKED.finditer(answer), 1):
         end = mark.end()
+        unit = _UNIT.match(answer, end)
+        if unit and not all(is_unit(word) for word in unit.groups() if word):
+            numbers.add(None)  # "5 thousand", "5 or"
+        else:
+            numbers.add(parse_number(mark[1]))
+            end = unit.end() if unit and _CLOSING.fullmatch(answer, unit.end()) else end
+        if len(numbers) > 1 or count > MAX_STATEMENTS or doubted(answer, mark.start()):
+            return None
     return numbers.pop() if numbers and _CLOSING.fullmatch(answer, end) else None
 
 
-def _equal(found: Decimal, wanted: Decimal) -> bool:
+def equal(found: Decimal, wanted: Decimal) -> bool:
+    """Tell whether two numbers are equal: exactly when `wanted` is whole, else within 1e-6 relative."""
     if wanted == wanted.to_integral_value():
         return found == wanted
     return abs(found - wanted) <= _RELATIVE_TOLERANCE * abs(wanted)

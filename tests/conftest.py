@@ -16,7 +16,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from gymtune.agents.models import init_model
     from gymtune.envs import make_env
-    from gymtune.envs.contract import gold_texts
+    from gymtune.envs.tasks import gold_texts
 
     torch.set_num_threads(1)
     texts = []

@@ -4,7 +4,7 @@ from .chat_format import ChatFormat, ParsedCall, ParsedTurn, get_chat_format, re
 from .errors import ConfigError, DataError, EnvError, GymtuneError, ModelError, RunError, ToolError, closest
 from .formats import HermesFormat
 from .library import Limits, calculator_tool, evaluate, number_text
-from .messages import FunctionCall, Message, Role, ToolCall, system, user
+from .messages import FunctionCall, Message, Role, ToolCall, assistant, call, system, user
 from .outcomes import Outcome, ToolResult
 from .schema import ArgumentSchema, compile_schema
 from .tool import Tool, tool
@@ -32,7 +32,9 @@ __all__ = [
     "ToolError",
     "ToolResult",
     "Toolbox",
+    "assistant",
     "calculator_tool",
+    "call",
     "closest",
     "compile_schema",
     "evaluate",

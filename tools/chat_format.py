@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 from .errors import ConfigError, closest
 from .messages import FunctionCall, Message
 
+#: Calls that are read in one turn; those beyond it become one malformed call.
+MAX_CALLS = 64
+
 
 @dataclass(frozen=True)
 class ParsedCall:
@@ -65,8 +68,14 @@ class ChatFormat(ABC):
     name: ClassVar[str]
     think_open: ClassVar[str] = "<think>"
     think_close: ClassVar[str] = "</think>"
+    #: What stands between a turn's content and its calls.
+    after_content: ClassVar[str] = "\n"
+    #: Markup of calls that is special tokens in the tokenizers of this family and of no other.
+    special_tokens: ClassVar[tuple[str, ...]] = ()
 
-    def parse(self, text: str, *, thinking_open: bool = False, turn: int = 0) -> ParsedTurn:
+    def parse(
+        self, text: str, *, thinking_open: bool = False, turn: int = 0, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> ParsedTurn:
         """Read one turn.
 
         A thinking span stands only at the start of a turn, and what is inside it is never a call; an unclosed span
@@ -75,20 +84,39 @@ class ChatFormat(ABC):
         Args:
             text: What the model wrote, without its stop token.
             thinking_open: The generation prompt itself opened the span.
-            turn: Index of the turn; call `i` gets the id `call_{turn}_{i}`.
+            turn: Index of the turn, of which the calls' ids are made.
+            tools: Tools in the OpenAI form. Markup that does not carry types is read by their schemas.
         """
         reasoning, rest = self._split_thinking(text, thinking_open)
         content, calls = self.scan(rest, turn)
-        return ParsedTurn(content.strip(), reasoning, calls)
+        if len(calls) > MAX_CALLS:
+            calls = (*calls[:MAX_CALLS], self._beyond(calls[MAX_CALLS:], turn))
+        functions = [tool["function"] for tool in tools] if calls else []
+        schemas = {function["name"]: function.get("parameters", {}) for function in functions}
+        return ParsedTurn(content.strip(), reasoning, tuple(self.typed(c, schemas.get(c.name, {})) for c in calls))
 
     def render(self, content: str, calls: Sequence[FunctionCall], reasoning: str | None = None) -> str:
         """Return what the model would write; `parse` gives back stripped content and reasoning free of markup.
 
         Raises:
-            DataError: Arguments without a JSON form.
+            DataError: Arguments without a JSON form, or what the markup has no way to write.
         """
         thinking = "" if reasoning is None else f"{self.think_open}\n{reasoning}\n{self.think_close}\n\n"
-        return thinking + "\n".join(filter(None, [content, *map(self.render_call, calls)]))
+        written = self.render_calls(calls) if calls else ""
+        return thinking + self.after_content.join(filter(None, [content, written]))
+
+    def call_id(self, turn: int, index: int) -> str:
+        """Return the id of a call: none other of the episode has it, and the family's chat template takes it."""
+        return f"call_{turn}_{index}"
+
+    def typed(self, call: ParsedCall, parameters: Mapping[str, Any]) -> ParsedCall:
+        """Return the call with the arguments meant by the tool's schema (`{}`: unknown). JSON says it by itself."""
+        return call
+
+    def _beyond(self, calls: Sequence[ParsedCall], turn: int) -> ParsedCall:
+        """Make one malformed call of those beyond the limit."""
+        fault = f"more than {MAX_CALLS} calls in one turn: the {len(calls)} beyond were not run. Make fewer at once."
+        return ParsedCall(self.call_id(turn, MAX_CALLS), "", None, fault, "\n".join(call.raw for call in calls))
 
     def _split_thinking(self, text: str, thinking_open: bool) -> tuple[str | None, str]:
         start = text.lstrip()
@@ -101,9 +129,13 @@ class ChatFormat(ABC):
     def scan(self, text: str, turn: int) -> tuple[str, tuple[ParsedCall, ...]]:
         """Split text without thinking into the content and the calls. Linear in its length; never raises."""
 
+    def render_calls(self, calls: Sequence[FunctionCall]) -> str:
+        """Return the markup of a turn's calls, one at least."""
+        return "\n".join(map(self.render_call, calls))
+
     @abstractmethod
     def render_call(self, call: FunctionCall) -> str:
-        """Return the markup of one call."""
+        """Return the markup of one call, as `render_calls` puts it among the others."""
 
     @abstractmethod
     def tools_prompt(self, schemas: Sequence[Mapping[str, Any]]) -> str:
@@ -133,3 +165,8 @@ def get_chat_format(name: str) -> ChatFormat:
     if name not in _FORMATS:
         raise ConfigError(f"no chat format is named {name!r}.{closest(name, _FORMATS)}")
     return _FORMATS[name]
+
+
+def chat_formats() -> list[ChatFormat]:
+    """Return every registered format, in the order of registration."""
+    return list(_FORMATS.values())

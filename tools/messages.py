@@ -50,3 +50,16 @@ def system(content: str) -> Message:
 def user(content: str) -> Message:
     """Return a user message."""
     return {"role": "user", "content": content}
+
+
+def call(name: str, **arguments: Any) -> FunctionCall:
+    """Return a call of a tool."""
+    return {"name": name, "arguments": arguments}
+
+
+def assistant(content: str = "", *calls: FunctionCall) -> Message:
+    """Return an assistant message that says `content` and makes these calls."""
+    message: Message = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = [{"id": f"call_{i}", "type": "function", "function": c} for i, c in enumerate(calls)]
+    return message

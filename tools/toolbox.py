@@ -48,6 +48,11 @@ class Toolbox:
         self.max_result_chars = max_result_chars
 
     @property
+    def tools(self) -> list[Tool]:
+        """The tools, in order."""
+        return list(self._tools.values())
+
+    @property
     def names(self) -> list[str]:
         """Names of the tools, in order."""
         return list(self._tools)

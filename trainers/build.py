@@ -11,10 +11,10 @@ from ..agents.agent import ModelAgent
 from ..agents.models import Decoder, load_model
 from ..agents.renderer import Renderer
 from ..agents.rollout import env_factory
+from ..agents.scorer import split_rewards
 from ..agents.torch_engine import TorchEngine
 from ..agents.trajectory import Sampling
-from ..envs.chat_env import ChatEnv
-from ..tools.errors import ConfigError, closest
+from ..tools.errors import ConfigError
 from .checkpoint import load_state
 from .config import Resolved, TrainConfig
 from .dataset import TrajectoryDataset
@@ -82,17 +82,16 @@ def _build(config: TrainConfig, model: Decoder, renderer: Renderer, run: RunFold
             config.data, renderer, min_reward=config.min_reward, max_length=longest, seed=config.seed
         )
         return Trainer(config, model, agent, run, dataset=dataset)
-    make = env_factory(config.env, agent, config.env_args)
-
-    def env() -> ChatEnv:
-        made = make()
-        for name, weight in config.reward_weights.items():
-            if name not in made.components:
-                raise ConfigError(f"reward_weights: no component {name!r}.{closest(name, made.components)}")
-            made.weights[name] = weight
-        return made
-
+    weights, scorer = split_rewards(config.reward_weights, config.reward_model)
+    env = env_factory(config.env, agent, config.env_args, weights)
     reference = None
     if config.beta > 0:
         reference = _load(Path(config.model), config).requires_grad_(False)
-    return Trainer(config, model, agent, run, env=env, reference=reference)
+    trainer = Trainer(config, model, agent, run, env=env, reference=reference)
+    trainer.scorer = scorer
+    if not scorer and trainer.probe_env is not None and not any(trainer.probe_env.weights.values()):
+        raise ConfigError(
+            f"env {config.env!r} pays for nothing, so nothing can be learnt: give --reward-model FOLDER, --reward "
+            "module:function, or --reward NAME=WEIGHT for one of its components"
+        )
+    return trainer

@@ -98,8 +98,9 @@ class TrainConfig(BaseModel):
     )
     mask_truncated_completions: bool = Field(default=False, description="leave truncated episodes out of the loss")
     reward_weights: dict[str, float] = Field(
-        default={}, description="weights of reward components, over the environment's own"
+        default={}, description="weights of rewards, over the environment's own; module:function is one of yours"
     )
+    reward_model: str | None = Field(default=None, min_length=1, description="folder of a reward model, or stub")
     control: Literal["none", "shuffle_rewards"] = Field(
         default="none", description="control run: rewards dealt out at random must teach nothing"
     )

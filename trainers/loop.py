@@ -12,6 +12,7 @@ from ..agents.agent import ModelAgent
 from ..agents.backend import derive_seed
 from ..agents.models import Decoder
 from ..agents.rollout import Limits, plan_episodes, run_episodes
+from ..agents.scorer import Scorer
 from ..agents.trajectory import Trajectory
 from ..envs.chat_env import ChatEnv
 from ..tools.errors import ConfigError, RunError
@@ -50,6 +51,7 @@ class Trainer:
 
     The state between steps is the weights, the optimizer and `step`; tasks, seeds and order are functions of
     (`config.seed`, `step`), so a run resumed from a checkpoint repeats the uninterrupted one bit for bit on a CPU.
+    `scorer` adds to the episodes of a step what the env cannot score.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Trainer:
         reference: Decoder | None = None,
     ) -> None:
         self.config, self.model, self.agent, self.run = config, model, agent, run
-        self.env, self.dataset = env, dataset
+        self.env, self.dataset, self.scorer = env, dataset, Scorer([])
         self.algorithm = ALGORITHMS[config.algo](config)
         if (env if self.algorithm.online else dataset) is None:
             wanted = "an env" if self.algorithm.online else "a dataset"
@@ -108,7 +110,8 @@ class Trainer:
         assert self.env is not None
         assert self.probe_env is not None
         rng = Random(derive_seed(config.seed, "tasks", step))
-        tasks = [rng.randrange(len(self.probe_env.tasks)) for _ in range(config.prompts_per_step)]
+        progress = step / config.max_steps
+        tasks = [self.probe_env.draw_task(rng, progress) for _ in range(config.prompts_per_step)]
         specs = plan_episodes(tasks, config.num_generations, run_id=self.run.run_id, seed=config.seed, version=step)
         trajectories = run_episodes(
             self.env,
@@ -119,13 +122,21 @@ class Trainer:
             on_finish=self.on_episode,
             on_stall=self.on_stall,
         )
+        self.scorer.score(trajectories)
         if config.save_trajectories:
             self.run.write_trajectories(step + 1, trajectories)
-        failed = [t for t in trajectories if t.error is not None]
-        if len(failed) == len(trajectories):
-            last_line = (failed[0].error or "").strip().splitlines()[-1]
-            raise RunError(f"step {step + 1}: all {len(failed)} episodes failed, the first one with: {last_line}")
+        if all(trajectory.reward is None for trajectory in trajectories):
+            raise RunError(f"step {step + 1}: {self._why_no_reward(trajectories)}")
         return trajectories
+
+    def _why_no_reward(self, trajectories: Sequence[Trajectory]) -> str:
+        errors = [trajectory.error for trajectory in trajectories if trajectory.error is not None]
+        if len(errors) == len(trajectories):
+            last_line = errors[0].strip().splitlines()[-1]
+            return f"all {len(errors)} episodes failed, the first one with: {last_line}"
+        broken = sorted({name for trajectory in trajectories for name in trajectory.broken})
+        cause = f" ({self.scorer.fault})" if self.scorer.fault else ""
+        return f"no episode has a reward, for {' and '.join(broken)} broke in every one{cause}; nothing can be learnt"
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Return each trajectory's advantage. In a control run the known rewards are dealt out at random first."""

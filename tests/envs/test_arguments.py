@@ -5,8 +5,9 @@ import inspect
 import pytest
 
 from gymtune.envs import ChatEnv, make_env
-from gymtune.envs.arguments import env_arguments, parse_env_args, takes_argument
+from gymtune.envs.arguments import parse_env_args, takes_argument
 from gymtune.envs.calculator import CalculatorEnv
+from gymtune.envs.registration import env_arguments
 from gymtune.tools.errors import ConfigError
 
 

@@ -22,7 +22,8 @@ def run_python(code: str) -> str:
 
 
 def test_the_ids() -> None:
-    assert env_ids() == ["gymtune/Arithmetic-v0", "gymtune/Calculator-v0"]
+    names = ["Arithmetic", "Calculator", "Dialog", "Math", "Preference", "ToolUse"]
+    assert env_ids() == [f"gymtune/{name}-v0" for name in names]
     register_all()  # again: no warning about an id that is overridden
     assert gymtune.envs.__all__ == sorted(gymtune.envs.__all__)
     assert all(hasattr(gymtune.envs, name) for name in gymtune.envs.__all__)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from gymtune.envs import ChatEnv, GeneratedTasks, Split, Task, arithmetic, calculator, make_env
-from gymtune.envs.contract import gold_texts
+from gymtune.envs.tasks import gold_texts
 from gymtune.tools import ParsedCall
 from gymtune.tools.errors import ConfigError
 from gymtune.tools.messages import user

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gymtune.envs import TextSpace, make_env
-from gymtune.envs.contract import gold_texts
+from gymtune.envs.tasks import gold_texts
 from gymtune.tools import get_chat_format
 
 ENVS, EPISODES = 3, 2

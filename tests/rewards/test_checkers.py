@@ -1,12 +1,24 @@
 """Every checker, by registry: its own cases, and the adversarial kinds made from each gt."""
 
+import importlib
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from gymtune.rewards import Checker, Verdict, check
+from gymtune.rewards import Checker, NumericChecker, Verdict, check
+from gymtune.rewards.attacks import candidates, text_attacks
+from gymtune.rewards.choice import ChoiceChecker
+from gymtune.rewards.contains import ContainsGt
+from gymtune.rewards.exact import ExactChecker
+from gymtune.rewards.expression import ExpressionChecker
+from gymtune.rewards.registry import CHECKERS as NAMED
+from gymtune.rewards.trial import try_checker
+
+for spec in NAMED.values():
+    importlib.import_module(spec.partition(":")[0])
 
 
 def all_checkers(base: type[Checker] = Checker) -> Iterator[type[Checker]]:
@@ -19,39 +31,8 @@ def all_checkers(base: type[Checker] = Checker) -> Iterator[type[Checker]]:
 CHECKERS = sorted(set(all_checkers()), key=lambda c: c.__name__)
 
 
-def adversarial(positive: str, gt: Any) -> Iterator[tuple[str, str]]:
-    """Texts that hold the right answer and do not state it, by kind."""
-    right = str(gt)
-    longer = [f"{right}{d}" if "." not in right else f"{right}e{d}" for d in "123456789"]
-    others = [*longer, *(f"{d}{right.lstrip('-')}" for d in "123456789")]
-    yield "empty", ""
-    yield "blank", " \n\t"
-    yield "superstring, after", longer[6]
-    yield "superstring, before", f"7{right}"
-    yield "superstring, in a sentence", f"The answer is {longer[6]}."
-    yield "every candidate", ", ".join([*others, right])
-    yield "every candidate, marked", f"The answer is {', '.join([*others, right])}"
-    yield "every candidate, each marked", " ".join(f"The answer is {x}." for x in [*others, right])
-    yield "prefix", f"{right} {' '.join(others)}"
-    yield "negation", f"The answer is not {right}."
-    yield "negation of the statement", f"I do not think the answer is {right}"
-    yield "negation of a positive", f"This is wrong: {positive} is not it"
-    yield "negation, after", f"The answer is {right}, is what a fool would say."
-    yield "hedge", f"{right} or {others[0]}"
-    yield "hedge, marked", f"The answer is {right} or {others[0]}"
-    yield "hedge in words", f"The answer is {right} or something else"
-    yield "two answers", f"The answer is {others[0]}. The answer is {right}."
-    yield "two answers, right one first", f"The answer is {right}. The answer is {others[0]}."
-    yield "two boxes", rf"\boxed{{{right}}} \boxed{{{others[0]}}}"
-    yield "number dump", " ".join(map(str, range(-20, 2000))) + f" {right}"
-    yield "echo of the question", f"What gives {right}? Answer with the number."
-    yield "echo of the question, then of a result", f"What is {right} + 0? {right}"
-    yield "echo of a tool result and more", f"{right} calculator {others[0]}"
-    yield "echo of a call", f'{{"name": "calculator", "arguments": {{"expression": "{right}"}}}}'
-
-
 def test_there_are_checkers() -> None:
-    assert "NumericChecker" in [c.__name__ for c in CHECKERS]
+    assert {spec.partition(":")[2] for spec in NAMED.values()} <= {c.__name__ for c in CHECKERS}
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
@@ -67,11 +48,10 @@ def test_a_checker_keeps_to_its_own_cases(checker: type[Checker]) -> None:
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
-def test_a_checker_survives_the_adversarial_kinds(checker: type[Checker]) -> None:
-    for positive, gt in checker.positives:
-        for kind, text in adversarial(positive, gt):
-            verdict = check(checker(), text, gt)
-            assert verdict.success is False, f"{kind}: {text!r} was taken for {gt!r} ({verdict.detail})"
+def test_a_checker_survives_every_attack(checker: type[Checker]) -> None:
+    reports = try_checker(checker(), [gt for _, gt in checker.positives])
+    assert sum(report.tried for report in reports.values()) >= 10
+    assert {kind: report.accepted for kind, report in reports.items() if report.accepted} == {}
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
@@ -113,3 +93,79 @@ def test_verdicts() -> None:
     for kind, score in [("broken", 0.0), ("right", None), ("wrong", float("inf"))]:
         with pytest.raises(ValueError, match="cannot have the score"):
             Verdict(kind, score)  # type: ignore[arg-type]
+
+
+class Substring(Checker):
+    """MiniMind's rule as it is: what the attacks are for."""
+
+    def verdict(self, answer: str, gt: Any) -> Verdict:
+        return Verdict.of(str(gt) in answer)
+
+
+def test_a_careless_checker_is_fooled_and_reported() -> None:
+    reports = try_checker(Substring(), ["5", "Paris"])
+    assert reports["number dump"].tried == 2
+    assert [gt for _, gt in reports["number dump"].accepted] == ["5", "Paris"]
+    assert len([kind for kind, report in reports.items() if report.accepted]) > 30
+    assert reports["empty"].accepted == []
+
+
+def test_a_checker_that_breaks_on_an_attack_is_reported() -> None:
+    reports = try_checker(Crashing(), [5])
+    assert all(len(report.accepted) == report.tried == 1 for report in reports.values())
+
+
+@pytest.mark.parametrize("right", ["5", "-7", "3.5", "1,234", "B", "London", "New York", "晴"])
+def test_attacks_hold_the_answer_or_nothing(right: str) -> None:
+    assert right not in candidates(right)
+    assert len(set(candidates(right))) >= 8
+    texts = [text for _, text in text_attacks(right)]
+    assert len(texts) == len({kind for kind, _ in text_attacks(right)}) >= 35
+    assert all(right.lstrip("-") in text for text in texts if text.strip())
+
+
+JUNK = ["1", "1,", "5 ", "28°C ", "answer: 5 ", "The answer is ", r"\boxed{", r"\boxed{5}", "<answer>", "####\n",
+        "A:\n", "A: 5\n", "-$", " ", "\n", "{", "(", r"\frac", "^", "not ", "or,", "B) ", "5/", "sunny ", "5, or ",
+        "1. ", "? ", "晴", "x^", "<answer>6</answer>"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("checker", "gt"),
+    [
+        (NumericChecker(), 7),
+        (ContainsGt(), ["7", "sunny"]),
+        (ExactChecker(), "q"),
+        (ChoiceChecker(), "C"),
+        (ExpressionChecker(), 7),
+    ],
+    ids=lambda it: type(it).__name__ if isinstance(it, Checker) else "",
+)
+def test_work_on_junk_grows_with_its_length_at_most(checker: Checker, gt: Any) -> None:
+    """Calls made, counted: ten times the junk makes about ten times the calls, far from a hundred times."""
+
+    def calls(text: str) -> int:
+        count = 0
+
+        def note(frame: Any, event: str, arg: Any) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            verdict = check(checker, text, gt)
+        finally:
+            sys.setprofile(before)
+        assert verdict.success is False
+        return count
+
+    for piece in JUNK:
+        small, large = (calls("The answer is " + piece * (size // len(piece))) for size in (2_000, 20_000))
+        assert large <= 15 * small + 500, piece
+
+
+@pytest.mark.parametrize("piece", JUNK)
+def test_a_megabyte_of_junk_is_refused(piece: str) -> None:
+    for checker, gt in ((NumericChecker(), 7), (ContainsGt(), ["7"]), (ExactChecker(), "q"), (ExpressionChecker(), 7)):
+        for text in (piece * (1_000_000 // len(piece)), piece * (90_000 // len(piece)) + "x"):
+            assert check(checker, text, gt).success is False

@@ -1,6 +1,8 @@
 import datetime
 import json as json_module
+import os
 import pickle
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -205,6 +207,8 @@ async def _coroutine() -> None: ...
         ({"time_limit": float("nan")}, "time_limit"),
         ({"on_violation": "ignore"}, "on_violation"),
         ({"in_memory": True, "function": _coroutine}, "async"),
+        ({"in_memory": True, "isolate": True}, "Choose one"),
+        ({"isolate": True, "function": lambda: 1}, "tool 't': isolate=True: "),
     ],
 )
 def test_fields_are_checked(options: dict[str, Any], says: str) -> None:
@@ -225,3 +229,52 @@ def test_a_tool_travels_to_another_process() -> None:
     assert again == made
     assert call(again, obj="x") == '"x"'
     assert "not of type 'string'" in call(again, obj=1)
+
+
+ISOLATED = """
+import datetime, os, time
+from gymtune.tools import tool
+
+class Shop:
+    def __init__(self, rate): self.rate = rate
+    def price(self, n: int) -> int: return n * self.rate
+
+@tool(isolate=True)
+def year(when: datetime.date, n: int = 1) -> list[int]:
+    return [when.year + n, os.getpid()]
+
+@tool(isolate=True)
+async def later(n: int) -> int:
+    return n + 1
+
+@tool(isolate=True, parameters={"type": "object"})
+def raw(**arguments): return [arguments, os.getpid()]
+
+def plain(when: datetime.date) -> int: return when.year
+typed = tool(isolate=True)(plain)
+priced = tool(isolate=True)(Shop(3).price)
+"""
+
+
+def test_isolated_tools_run_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "isolated_tools.py").write_text(ISOLATED, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = __import__("isolated_tools")
+    year, pid = json_module.loads(call(made.year, when="2024-02-03", n=2))
+    assert year == 2026
+    assert pid != os.getpid()
+    arguments, pid = json_module.loads(call(made.raw, a=1, timeout=2, function=3, self=4))
+    assert arguments == {"a": 1, "timeout": 2, "function": 3, "self": 4}
+    assert pid != os.getpid()
+    assert call(made.later, n=1) == "2"
+    assert call(made.typed, when="2024-02-03") == "2024"
+    assert call(made.priced, n=2) == "6"
+    assert call(made.year, when="2024-02-33").startswith("error (exception): at $.when: ")  # a ToolError comes through
+    assert call(pickle.loads(pickle.dumps(made.year)), when="2024-02-03").startswith("[2025, ")
+
+
+def test_what_cannot_be_isolated() -> None:
+    with pytest.raises(ConfigError, match=r"tool 'inner': isolate=True: .*inner.* is defined inside a function"):
+
+        @tool(isolate=True)
+        def inner() -> None: ...

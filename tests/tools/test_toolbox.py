@@ -1,10 +1,14 @@
 import asyncio
+import json
+import operator
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -291,3 +295,56 @@ assert Toolbox([hang]).call(ParsedCall("c", "hang", {}, None, "")).outcome == "t
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=30, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def children() -> set[int]:
+    """Processes that this one has started and that still run."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+
+
+def isolated(function: Callable[..., Any], name: str = "t", **options: Any) -> Tool:
+    """`function` takes positional arguments in the standard library: `partial` gives them."""
+    return make(function, name, isolate=True, **options)
+
+
+@pytest.mark.parametrize("where", [in_this_thread, in_another_thread, in_an_event_loop])
+def test_an_isolated_tool_is_killed(where: Callable[[Callable[[], Any]], Any]) -> None:
+    # Minutes in C with the interpreter's lock held: in a thread, nothing else here would run.
+    box = Toolbox([isolated(partial(operator.pow, 10, 10**9), "hang", time_limit=0.4), isolated(os.getpid, "pid")])
+    pid = int(box.call(ask("pid")).content)  # so that a worker is warm
+    began = time.monotonic()
+    result = where(partial(box.call, ask("hang")))
+    assert time.monotonic() - began < 1.4
+    assert (result.outcome, result.content) == (Outcome.timeout, "error (timeout): no result within 0.4 seconds")
+    assert 0.4 <= result.seconds < 1.4
+    assert pid not in children()
+    assert box.call(ask("pid")).outcome is Outcome.ok
+
+
+def test_isolated_endings() -> None:
+    def one(function: Callable[..., Any], **arguments: Any) -> tuple[str, str]:
+        result = Toolbox([isolated(function)]).call(ask(**arguments))
+        return result.outcome.value, result.content
+
+    assert one(json.dumps, obj=[1]) == ("ok", "[1]")
+    assert one(partial(os._exit, 3)) == (
+        "exception",
+        "error (exception): WorkerDied: the worker process ended with exit code 3",
+    )
+    assert one(partial(sys.exit, 3)) == ("exception", "error (exception): RuntimeError: SystemExit: 3")
+    assert one(json.loads, s="[")[1].startswith("error (exception): JSONDecodeError: Expecting value")
+    assert "no JSON form" in one(set)[1]
+    assert one(partial(operator.mul, "x", 10**6))[0] == "truncated"
+
+
+def test_isolated_calls_of_a_turn_run_beside_each_other() -> None:
+    tools = [isolated(partial(time.sleep, 0.5), "sleep"), isolated(partial(time.sleep, 60), "hang", time_limit=0.6)]
+    calls = [ask("sleep", str(n)) for n in range(4)] + [ask("hang", "h")] + [ask("sleep", str(n)) for n in (4, 5)]
+    Toolbox(tools).call_all([ask("sleep") for _ in range(7)])  # starts the workers
+    began = time.monotonic()
+    results = Toolbox(tools).call_all(calls)
+    assert time.monotonic() - began < 1.6  # 3.6 one after the other
+    assert [result.tool_call_id for result in results] == ["0", "1", "2", "3", "h", "4", "5"]
+    assert [result.outcome for result in results if result.tool_call_id != "h"] == [Outcome.ok] * 6
+    assert results[4].outcome is Outcome.timeout

@@ -221,7 +221,7 @@ def test_what_an_algorithm_needs_is_named(trainer, config):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"reward_weights": {"gtt": 1.0}}, r"reward_weights: no component 'gtt'\. Did you mean 'gt'"),
+        ({"reward_weights": {"gtt": 1.0}}, r"rewards: no component 'gtt' in this env\. Did you mean 'gt'"),
         ({"max_model_length": 4096}, r"max_model_length 4096 is more than the 512"),
         ({"env": "gymtune/Arithmetik-v0"}, r"Did you mean 'gymtune/Arithmetic-v0'"),
     ],

@@ -52,6 +52,7 @@ CASES = {
     "scale_rewards": ("weights", "none", {}),
     "mask_truncated_completions": ("weights", True, {"max_completion_length": 2}),
     "reward_weights": ("weights", {"gt": 0.1, "unfinished": 1.0}, {"max_completion_length": 2}),
+    "reward_model": ("metrics", "stub", {}),
     "control": ("weights", "shuffle_rewards", {}),
     "save_trajectories": ("files", False, {}),
 }
