@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -110,6 +110,15 @@ class ExpressionChecker(Checker):
         if not text:
             raise ValueError(f"gt must state one answer, got {gt!r}")
         return text
+
+    def attacks(self, gt: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the attacks on any text, and for a number computations that are not worked out."""
+        yield from super().attacks(gt)
+        right = self.statement(gt)
+        if finished(normalise(right)):
+            yield "a sum in place of the number", f"{right} + 0"
+            yield "a product in place of the number", rf"\boxed{{1 \cdot {right}}}"
+            yield "a power in place of the number", f"({right})^1"
 
 
 def _worked_out(found: str) -> bool:

@@ -3,9 +3,23 @@
 from .chat_format import ChatFormat, ParsedCall, ParsedTurn, get_chat_format, register_chat_format
 from .errors import ConfigError, DataError, EnvError, GymtuneError, ModelError, RunError, ToolError, closest
 from .formats import HermesFormat
-from .library import Limits, calculator_tool, evaluate, number_text
+from .library import (
+    FileSystem,
+    KeyValueStore,
+    Limits,
+    McpServer,
+    PythonSession,
+    SearchIndex,
+    calculator_tool,
+    evaluate,
+    everyday_toolbox,
+    everyday_tools,
+    number_text,
+    python_tool,
+)
 from .messages import FunctionCall, Message, Role, ToolCall, assistant, call, system, user
 from .outcomes import Outcome, ToolResult
+from .processes import ProcessPool, default_pool
 from .schema import ArgumentSchema, compile_schema
 from .tool import Tool, tool
 from .toolbox import Toolbox
@@ -16,17 +30,23 @@ __all__ = [
     "ConfigError",
     "DataError",
     "EnvError",
+    "FileSystem",
     "FunctionCall",
     "GymtuneError",
     "HermesFormat",
+    "KeyValueStore",
     "Limits",
+    "McpServer",
     "Message",
     "ModelError",
     "Outcome",
     "ParsedCall",
     "ParsedTurn",
+    "ProcessPool",
+    "PythonSession",
     "Role",
     "RunError",
+    "SearchIndex",
     "Tool",
     "ToolCall",
     "ToolError",
@@ -37,9 +57,13 @@ __all__ = [
     "call",
     "closest",
     "compile_schema",
+    "default_pool",
     "evaluate",
+    "everyday_toolbox",
+    "everyday_tools",
     "get_chat_format",
     "number_text",
+    "python_tool",
     "register_chat_format",
     "system",
     "tool",

@@ -277,7 +277,7 @@ def _open(answer: bytes) -> Any:
     pickled, text = content
     error = RuntimeError(text)
     if pickled is not None:
-        with suppress(Exception):  # a class that is not there in this process
+        with suppress(Exception):  # a class that is not there in this process, or cannot be read back
             error = pickle.loads(pickled)
     raise error
 

@@ -39,14 +39,13 @@ def _answer(path: bytes, call: bytes, answers: BinaryIO) -> bytes:
 
 
 def _describe(error: BaseException) -> tuple[bytes | None, str]:
-    """Return the exception pickled, if it survives that and may be raised elsewhere, and its text."""
+    """Return the exception pickled, if it can be and may be raised elsewhere, and its text."""
     text, pickled = type(error).__name__, None
     with suppress(Exception):  # classes of the function's own, which may break anywhere
         text = f"{text}: {error}".removesuffix(": ")
-    with suppress(Exception):
-        written = pickle.dumps(error)
-        pickle.loads(written)  # some can be written, not read
-        pickled = written if isinstance(error, Exception) else None  # SystemExit must not end the parent
+    if isinstance(error, Exception):  # SystemExit must not end the parent
+        with suppress(Exception):
+            pickled = pickle.dumps(error)
     return pickled, text
 
 

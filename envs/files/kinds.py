@@ -67,12 +67,18 @@ def _prompts(s: Source) -> Record:
 
 
 def _agentic(s: Source) -> Record:
-    """MiniMind's `agent_rl.jsonl`: a conversation, tools on its system message or beside, a list `gt`."""
+    """MiniMind's `agent_rl.jsonl`: a conversation, tools on its system message or beside, a list `gt`.
+
+    Beside it may stand `gold`: the assistant messages of an episode that scores full. MiniMind's own reader passes it by.
+    """
     talk = s.opening("conversations", "messages", "prompt")
     if s.key("gt") is None:
         s.faults.add("gt", "a list", "null" if "gt" in s.value else "no such key", "gt")
     gt = read_gt_list(s.take("gt") or [], "gt", s.faults)
-    return s.record(*_split_asked(s, talk), gt)
+    prompt, replies = _split_asked(s, talk)
+    if s.key("gold") is not None:
+        replies = (s.reply("reference", s.talk("gold", "assistant")),)
+    return s.record(prompt, replies, gt)
 
 
 def _verifiable(s: Source) -> Record:

@@ -23,7 +23,7 @@ for spec in NAMED.values():
 
 def all_checkers(base: type[Checker] = Checker) -> Iterator[type[Checker]]:
     for sub in base.__subclasses__():
-        if sub.__module__.startswith("gymtune."):
+        if sub.__module__.startswith("gymtune.rewards."):
             yield sub
         yield from all_checkers(sub)
 

@@ -66,6 +66,9 @@ def test_natural_answers_are_right(answer: str, gt: Any, question: str, results:
         ("It gave 1. Then 2. Then 3. Then 4. Then 5. So 28.", ["28"], "", ("1", "2", "3", "4", "5", "28")),
         ("15, 28, 32", ["28"], "", ("15", "28", "32")),
         ("15°C, 28°C", ["28"], "", ("15", "28")),
+        # an operand, not a result
+        ("28 * 2 = 56", ["28"], "", ("28", "56")),
+        ("We need 2 * 28", ["28"], "", ("28", "2")),
         # a number from nowhere beside the right one
         ("It is 28 and I like 29.", ["28"], "", ("28",)),
         # the call in place of its result

@@ -41,6 +41,11 @@ def test_a_bomb_is_broken_in_time_and_the_next_answer_is_judged() -> None:
     assert check(MathVerifyChecker(timeout=60), r"\boxed{0.25}", "1/4").success is True
 
 
+def test_words_do_not_reach_the_library() -> None:
+    for answer, kind in [("9^{9^{9^9}}", "broken"), ("seven times 9^{9^{9^9}}", "wrong"), (r"\text{seven}", "right")]:
+        assert check(MathVerifyChecker(timeout=0.5), answer, "seven").kind == kind
+
+
 def test_it_works_off_the_main_thread_and_leaves_an_alarm_alone() -> None:
     verdicts: list[Verdict] = []
     thread = threading.Thread(target=lambda: verdicts.append(check(MathVerifyChecker(), "0.25", "1/4")))

@@ -344,7 +344,7 @@ def test_isolated_calls_of_a_turn_run_beside_each_other() -> None:
     Toolbox(tools).call_all([ask("sleep") for _ in range(7)])  # starts the workers
     began = time.monotonic()
     results = Toolbox(tools).call_all(calls)
-    assert time.monotonic() - began < 1.6  # 3.6 one after the other
+    assert time.monotonic() - began < 2.5  # 3.6 one after the other
     assert [result.tool_call_id for result in results] == ["0", "1", "2", "3", "h", "4", "5"]
     assert [result.outcome for result in results if result.tool_call_id != "h"] == [Outcome.ok] * 6
     assert results[4].outcome is Outcome.timeout

@@ -4,6 +4,7 @@ from .calculator import Limits, calculator_tool, evaluate, number_text
 from .everyday import everyday_toolbox, everyday_tools
 from .files import FileSystem
 from .key_value import KeyValueStore
+from .mcp_client import McpServer
 from .python_sandbox import PythonSession, python_tool
 from .search import SearchIndex
 
@@ -11,6 +12,7 @@ __all__ = [
     "FileSystem",
     "KeyValueStore",
     "Limits",
+    "McpServer",
     "PythonSession",
     "SearchIndex",
     "calculator_tool",
