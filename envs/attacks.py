@@ -8,6 +8,7 @@ from typing import Any
 from ..rewards.checker import Checker, Verdict
 from ..rewards.components import Component, gt_component
 from ..tools.errors import EnvError
+from .action import Action
 from .chat_env import ChatEnv
 from .tasks import Task, gold_texts
 
@@ -42,30 +43,35 @@ def try_attacks(env: ChatEnv, tasks: int) -> AttackTable:
     for index in range(min(tasks, len(env.tasks))):
         task = env.tasks[index]
         for kind, attack in component.checker.attacks(task.gt):
-            for texts in _ways(env, task, attack):
+            for texts in _ways(env, task, attack, component.checker.reads == "answer"):
                 tried, taken = table.get(kind, (0, 0))
                 table[kind] = (tried + 1, taken + _succeeds(env, index, texts))
     return table
 
 
-def _ways(env: ChatEnv, task: Task, attack: Any) -> Iterator[list[str]]:
-    """Yield the turns that carry an attack: a text, or calls; what is neither (a state) cannot be said."""
+def _ways(env: ChatEnv, task: Task, attack: Any, last: bool) -> Iterator[list[str]]:
+    """Yield the turns that carry an attack: a text, or calls; what is neither (a state) cannot be said.
+
+    With `last` a text also stands in the place of the gold's last one: not where the turns before it are what is right.
+    """
     if isinstance(attack, str):
         yield [attack]
         before = gold_texts((task.gold or ())[:-1], env.chat_format)
-        if before:
+        if before and last:
             yield [*before, attack]
     elif isinstance(attack, Sequence):
         yield [env.chat_format.render("", list(attack)), _DONE] if attack else [_DONE]
 
 
 def _succeeds(env: ChatEnv, index: int, texts: Sequence[str]) -> bool:
+    """Tell whether the last of the texts is taken for the answer; an episode that ends before it is none."""
     env.reset(options={"task_index": index})
-    for text in texts:
-        *_, terminated, truncated, info = env.step(text)
+    for text in texts[:-1]:
+        *_, terminated, truncated, _ = env.step(text)
         if terminated or truncated:
-            return info["success"] is True
-    return False
+            return False
+    *_, info = env.step(texts[-1])
+    return info["success"] is True
 
 
 def play_broken(env: ChatEnv) -> str:
@@ -80,6 +86,8 @@ def play_broken(env: ChatEnv) -> str:
         _, reward, terminated, truncated, info = env.step(text)
         if terminated or truncated:
             break
+    else:  # there is no gold, or it does not end: the driver would end it
+        _, reward, *_, info = env.step(Action("", "deadline"))
     value = info["rewards"].get(component.name, "left out")
     if value is not None or info["success"] is not None:
         raise EnvError(f"the checker crashed, and {component.name} is {value}, success {info['success']}")

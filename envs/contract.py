@@ -13,7 +13,7 @@ from gymnasium.utils.env_checker import check_env
 
 from ..tools.errors import EnvError
 from ..tools.outcomes import Outcome
-from .attacks import AttackTable, play_broken, try_attacks
+from .attacks import AttackTable, play_broken, scoring, try_attacks
 from .chat_env import ChatEnv
 from .registration import make_env
 from .tasks import gold_texts
@@ -114,7 +114,10 @@ def _play_gold(env: ChatEnv, index: int) -> bool:
 
 
 def _refused(env: ChatEnv, texts: Sequence[str]) -> str:
+    component = scoring(env)
     for index in range(min(_TASKS_TRIED, len(env.tasks))):
+        if component and component.checker and component.checker.wants_nothing(env.tasks[index].gt):
+            continue
         for text in texts:
             env.reset(options={"task_index": index})
             _, reward, *_, info = env.step(text)

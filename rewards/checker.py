@@ -51,6 +51,8 @@ class Checker(ABC):
 
     positives: ClassVar[Sequence[tuple[str, Any]]] = ()
     negatives: ClassVar[Sequence[tuple[str, Any]]] = ()
+    #: What of an episode is judged: the last text, the calls, or the state of the tools' world.
+    reads: ClassVar[Literal["answer", "calls", "state"]] = "answer"
 
     @abstractmethod
     def verdict(self, answer: Any, gt: Any) -> Verdict:
@@ -59,6 +61,10 @@ class Checker(ABC):
     def judge(self, episode: Episode) -> Verdict:
         """Judge an episode: by the agent's last text, without thinking and calls; others override this."""
         return self.verdict(episode.answer, episode.gt)
+
+    def wants_nothing(self, gt: Any) -> bool:
+        """Tell whether doing nothing is right: no call where none was wanted."""
+        return False
 
     def statement(self, gt: Any) -> str:
         """Return the shortest text that states `gt`; attacks are made of it."""

@@ -273,16 +273,16 @@ def _in_a_dump(clauses: Clauses, mention: Mention, gts: Sequence[_Gt], seen: _Se
 
 
 def _stranger(items: Sequence[str], gts: Sequence[_Gt], seen: _Seen) -> int:
-    """Count the bare items next to the gt, up to the first that is none: one to three words that nobody gave."""
+    """Count the items next to the gt of one to three words that nobody gave, up to the first that is no bare item."""
     count = 0
     for item in items:
         bare = item.strip(_OUTER)
         if not bare:
             continue
         # numbers have their own rule
-        if len(bare.split()) > 3 or re.search(r"\d", bare) or _GRAMMAR.search(bare) or not _strange(bare, gts, seen):
+        if len(bare.split()) > 3 or re.search(r"\d", bare) or _GRAMMAR.search(bare):
             break
-        count += 1
+        count += _strange(bare, gts, seen)
     return count
 
 

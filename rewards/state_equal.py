@@ -32,6 +32,8 @@ class StateEqual(Checker):
         ("/a.txt: hello", {"/a.txt": "hello"}),
     )
 
+    reads = "state"
+
     def __init__(self, *, partial: bool = False) -> None:
         self.partial = partial
 

@@ -73,6 +73,8 @@ class ToolCallsMatch(Checker):
         ('[{"name": "time", "arguments": {}}]', [_TIME]),
     )
 
+    reads = "calls"
+
     def __init__(self, *, ordered: bool = False) -> None:
         self.ordered = ordered
 
@@ -99,6 +101,10 @@ class ToolCallsMatch(Checker):
                 return Verdict.of(False, "a call is malformed")
             calls.append({"name": call.name, "arguments": call.arguments})
         return self.verdict(calls, episode.gt)
+
+    def wants_nothing(self, gt: Any) -> bool:
+        """Tell whether no call is wanted."""
+        return bool(gt == [])
 
     def gold(self, gt: Any) -> list[FunctionCall]:
         """Return calls that are right: the first acceptable value of each parameter. Raises as `verdict`."""

@@ -69,7 +69,7 @@ def _prompts(s: Source) -> Record:
 def _agentic(s: Source) -> Record:
     """MiniMind's `agent_rl.jsonl`: a conversation, tools on its system message or beside, a list `gt`.
 
-    Beside it may stand `gold`: the assistant messages of an episode that scores full. MiniMind's own reader passes it by.
+    Beside it may stand `gold`: the assistant messages of an episode that scores full. MiniMind's reader passes it by.
     """
     talk = s.opening("conversations", "messages", "prompt")
     if s.key("gt") is None:
@@ -77,7 +77,9 @@ def _agentic(s: Source) -> Record:
     gt = read_gt_list(s.take("gt") or [], "gt", s.faults)
     prompt, replies = _split_asked(s, talk)
     if s.key("gold") is not None:
-        replies = (s.reply("reference", s.talk("gold", "assistant")),)
+        gold = s.talk("gold", "assistant")
+        s.pair(prompt + gold)
+        replies = (s.reply("reference", gold),)
     return s.record(prompt, replies, gt)
 
 

@@ -59,7 +59,9 @@ def _out_of_order(record: Record) -> bool:
     """Whether a system message is not the first, one speaker speaks twice in a row, or a reply ends unanswered."""
     for messages in _conversations(record):
         roles = [message["role"] for message in messages]
-        if "system" in roles[1:] or any(one == other != "tool" for one, other in pairwise(roles)):
+        # an assistant may speak again after calls: gold on file need not hold their results
+        spoken = ["calls" if message.get("tool_calls") else message["role"] for message in messages]
+        if "system" in roles[1:] or any(one == other not in ("tool", "calls") for one, other in pairwise(spoken)):
             return True
         if record.replies and record.kind != "trajectories" and roles[-1] != "assistant":
             return True

@@ -8,6 +8,7 @@ import pytest
 
 from gymtune.envs import ChatEnv, Task, check_contract, env_ids
 from gymtune.envs.chat_env import Observation
+from gymtune.envs.files import example_path
 from gymtune.rewards import Checker, Component, Episode, NumericChecker, Verdict, gt_component
 from gymtune.tools import Tool, Toolbox
 from gymtune.tools.errors import ConfigError
@@ -20,15 +21,33 @@ PROMISES = [
     "junk scores nothing",
     "the same seed gives the same episode",
     "a bad call is answered, not run",
+    "a broken checker is no score",
+    "no attack is taken for the answer",
 ]
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"split": "test", "seed": 3}])
-@pytest.mark.parametrize("env_id", env_ids())
+#: Arguments under which an env is checked beside its defaults.
+OTHER: dict[str, list[dict[str, Any]]] = {
+    "gymtune/Arithmetic-v0": [{"split": "test", "seed": 3, "levels": [1, 2, 3]}, {"warmup": 0.5}],
+    "gymtune/Calculator-v0": [{"split": "test", "seed": 3}],
+    "gymtune/Dialog-v0": [{"split": "test", "seed": 3}],
+    "gymtune/Math-v0": [
+        {"checker": "math"}, {"checker": "math_verify"}, {"tools": ["calculator", "python"]},
+    ],
+    "gymtune/Preference-v0": [{"data": str(example_path("unpaired"))}, {"data": str(example_path("prompts"))}],
+    "gymtune/ToolUse-v0": [{"data": str(example_path("bfcl"))}, {"rewards": {"gt": 1.0, "failed_calls": 0.1}}],
+}  # fmt: skip
+CHECKED = [(env_id, kwargs) for env_id in env_ids() for kwargs in [{}, *OTHER[env_id]]]
+
+
+@pytest.mark.parametrize(("env_id", "kwargs"), CHECKED)
 def test_every_env_keeps_the_contract(env_id: str, kwargs: dict[str, Any]) -> None:
     findings = check_contract(env_id, **kwargs)
     assert [finding.promise for finding in findings] == PROMISES
     assert [finding for finding in findings if not finding.holds] == []
+    attacks = findings[-1].attacks
+    assert attacks or "prompts" in str(kwargs)  # prompts alone have no gt to be fooled about
+    assert all(tried > 0 and taken == 0 for tried, taken in attacks.values())
 
 
 class Lenient(Checker):
@@ -107,6 +126,20 @@ class PaysTurns(Good):
         self.weights["turns"] = 0.1
 
 
+class HidesBroken(Good):
+    """Takes a crash of the checker for a wrong answer."""
+
+    def _reward(self, episode: Episode) -> tuple[float, dict[str, float | None]]:
+        reward, values = super()._reward(episode)
+        return reward, {name: value or 0.0 for name, value in values.items()}
+
+
+class PaysShaping(PaysTurns):
+    """Pays for turns too, and says so."""
+
+    pays_without_success = True
+
+
 class RunsAnything(Good):
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         return super().step(action.replace("no_such_tool", "echo"))
@@ -122,17 +155,19 @@ class Crashes(Good):
         raise KeyError("lost")
 
 
-GYMNASIUM, GOLD, SILENCE, JUNK, SEED, BAD_CALL = PROMISES
+GYMNASIUM, GOLD, SILENCE, JUNK, SEED, BAD_CALL, BROKEN, ATTACK = PROMISES
 BREAKS: dict[type[Good], tuple[set[str], str]] = {
     Good: (set(), ""),
     Quiet: ({GYMNASIUM, SEED}, "seed 7 gave"),
     Warns: ({GYMNASIUM}, "render_fps"),
     WrongGold: ({GOLD}, "'success': False"),
     EndlessGold: ({GOLD}, "'terminated': False"),
-    NeverOver: ({GYMNASIUM, GOLD}, "'terminated': False"),
+    NeverOver: ({GYMNASIUM, GOLD, BROKEN}, "'terminated': False"),
     CrashingGold: ({GOLD}, "over"),
-    PaysSilence: ({SILENCE}, "'' earned 1.0"),
-    PaysJunk: ({JUNK}, "'0 1 2 3 4 5 6 7 8 9' earned 1.0"),
+    PaysSilence: ({SILENCE, ATTACK}, "'' earned 1.0"),
+    PaysJunk: ({JUNK, ATTACK}, "'0 1 2 3 4 5 6 7 8 9' earned 1.0"),
+    PaysShaping: (set(), ""),
+    HidesBroken: ({BROKEN}, "the checker crashed, and gt is 0.0"),
     PaysTurns: ({SILENCE, JUNK}, "earned 0.1, success False"),
     RunsAnything: ({BAD_CALL}, "ended in .*ok"),
     Unanswered: ({BAD_CALL}, r"answered by \(\)"),

@@ -19,7 +19,8 @@ from gymtune.envs.files import (
     read_records,
 )
 from gymtune.envs.files.answers import boxed, number_text
-from gymtune.tools import ConfigError, DataError, Tool
+from gymtune.envs.files.remarks import remarks
+from gymtune.tools import ConfigError, DataError, ParsedCall, Tool
 from gymtune.tools.library.everyday import everyday_toolbox
 
 EXAMPLES = {kind: kind for kind in KINDS if kind != "trajectories"} | {"sharegpt": "sft"}
@@ -124,33 +125,15 @@ def texts(value) -> list[str]:
 
 
 def test_the_agentic_gts_are_what_the_tools_give() -> None:
-    """The calls that solve the example, by hand."""
-    solutions = [
-        [("calculate_math", {"expression": "17*3+8"})],
-        [("calculate_math", {"expression": "(125-37)*4"})],
-        [("unit_converter", {"value": 15, "from_unit": "km", "to_unit": "miles"})],
-        [("get_current_weather", {"location": "\u5317\u4eac"})],
-        [
-            ("get_exchange_rate", {"from_currency": "USD", "to_currency": "CNY"}),
-            ("calculate_math", {"expression": "250*7.21"}),
-        ],
-        [("translate_text", {"text": "\u4f60\u597d\u4e16\u754c", "target_language": "english"})],
-        [("get_current_time", {"timezone": "Asia/Tokyo"})],
-        [("get_current_weather", {"location": "London"}), ("calculate_math", {"expression": "2^10"})],
-        [
-            ("calculate_math", {"expression": "96/8"}),
-            ("unit_converter", {"value": 12, "from_unit": "kg", "to_unit": "pounds"}),
-        ],
-        [("calculate_math", {"expression": "1000-14*6"})],
-    ]
-    from gymtune.tools import ParsedCall
-
+    """The calls of the gold on file, run: each gt stands in a result, and in the answer."""
     toolbox = everyday_toolbox()
-    for record, calls in zip(read_records(example_path("agentic")), solutions, strict=True):
-        assert {name for name, _ in calls} <= {tool["function"]["name"] for tool in record.tools}
-        results = toolbox.call_all([ParsedCall(str(i), name, given, None, "") for i, (name, given) in enumerate(calls)])
-        said = " ".join(result.content for result in results)
-        assert [gt for gt in record.gt if gt not in said] == []
+    for record in read_records(example_path("agentic")):
+        gold = record.reply("reference")
+        calls = [call["function"] for message in gold for call in message.get("tool_calls", [])]
+        assert {call["name"] for call in calls} <= {tool["function"]["name"] for tool in record.tools}
+        parsed = [ParsedCall(str(i), call["name"], call["arguments"], None, "") for i, call in enumerate(calls)]
+        results = " ".join(result.content for result in toolbox.call_all(parsed))
+        assert [gt for gt in record.gt if gt not in results or gt not in gold[-1]["content"]] == []
 
 
 # -- conversations -----------------------------------------------------------------------------------------------------
@@ -316,6 +299,9 @@ def test_the_reply_begins_where_the_conversations_part() -> None:
     same = read({"chosen": [*start, assistant("a")], "rejected": [*start, assistant("a")]}, "preference")
     assert same.prompt == tuple(start)
     assert same.reply("chosen") == same.reply("rejected") == (assistant("a"),)
+    open_end = {"chosen": [*start, assistant("a"), user("s")], "rejected": [*start, assistant("a"), user("s")]}
+    part = read(open_end, "preference")
+    assert [len(reply.messages) for reply in part.replies] == [2, 2]
 
 
 def test_prompts_that_differ_are_refused() -> None:
@@ -379,6 +365,19 @@ def test_an_answer_on_file_is_kept_beside_the_prompt() -> None:
     assert unanswered.prompt == tuple(TALK[:3])
 
 
+def test_gold_beside_an_agentic_record_is_its_reference() -> None:
+    call = {"name": "f", "arguments": {}}
+    gold = [assistant("", tool_calls=[call]), assistant("", tool_calls=[call]), assistant("a")]
+    record = read(
+        {"conversations": [user("q"), assistant("")], "gt": ["a"], "tools": [SCHEMA], "gold": gold}, "agentic"
+    )
+    reply = record.reply("reference")
+    assert [call["id"] for message in reply for call in message.get("tool_calls", [])] == ["call_0_0", "call_1_0"]
+    assert (reply[-1], dict(record.metadata), list(remarks(record))) == (assistant("a"), {}, [])
+    odd = {"conversations": [user("q")], "gt": ["a"], "gold": [assistant(" ")]}
+    assert faults(odd, "agentic") == [("gold[0]", "empty answer")]
+
+
 @pytest.mark.parametrize(
     ("value", "gt", "worked"),
     [
@@ -440,6 +439,9 @@ def test_all_that_is_wrong_with_a_record_is_told() -> None:
 # -- hostile records ---------------------------------------------------------------------------------------------------
 
 
+MIXED = [item for number in range(50_000) for item in (number, str(number))]
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
@@ -457,7 +459,12 @@ def test_all_that_is_wrong_with_a_record_is_told() -> None:
         (
             {
                 "messages": [user("q"), assistant("a")],
-                "tools": [{"name": "f", "parameters": {"type": "object", "required": [1, "a", None] * 50_000}}],
+                "tools": [
+                    {
+                        "name": "f",
+                        "parameters": {"type": "object", "properties": {"x": {"type": MIXED}}},
+                    }
+                ],
             },
             "sft",
         ),

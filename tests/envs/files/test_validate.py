@@ -140,19 +140,36 @@ def test_trajectories(tmp_path: Path) -> None:
 
 
 def test_counts_and_percentiles_by_hand(tmp_path: Path) -> None:
-    """100 prompts of 1 to 100 characters, one of them twice, and a blank line."""
+    """Prompts of 1 to 99 characters, the first of them twice, and a blank line."""
     path = tmp_path / "x.jsonl"
-    rows = [{"prompt": "x" * n, "id": n} for n in range(1, 101)]
+    rows = [{"prompt": "x" * n, "id": n} for n in range(1, 100)]
     path.write_text(
         "\n".join(map(json.dumps, rows)).replace("\n", "\n\n", 1) + "\n" + json.dumps({"prompt": "x"}) + "\n"
     )
     report = validate(path)
-    assert (report.rows, report.blank, report.ok) == (101, 1, True)
-    assert report.spread["characters"] == {"p0": 1, "p50": 50, "p90": 90, "p99": 99, "max": 100}
+    assert (report.rows, report.blank, report.ok) == (100, 1, True)
+    assert report.spread["characters"] == {"p0": 1, "p50": 49, "p90": 89, "p99": 98, "max": 99}
     assert report.spread["turns"] == dict.fromkeys(("p0", "p50", "p90", "p99", "max"), 1)
-    assert report.unused == {"id": 100}
+    assert report.unused == {"id": 99}
     again = report.warnings["the same as an earlier record"]
-    assert (again.count, again.lines) == (1, [102])
+    assert (again.count, again.lines) == (1, [101])
+
+
+@pytest.mark.parametrize(
+    ("roles", "odd"),
+    [
+        ("system user assistant", False),
+        ("user assistant user assistant", False),
+        ("user assistant system user assistant", True),
+        ("user user assistant", True),
+        ("user assistant assistant", True),
+        ("user assistant user", True),
+    ],
+)
+def test_speakers_out_of_order_are_a_warning(tmp_path: Path, roles: str, odd: bool) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": role, "content": "x"} for role in roles.split()]}))
+    assert list(validate(path, "sft").warnings) == ["roles out of order"] * odd
 
 
 def test_keys_that_nobody_reads_are_counted(tmp_path: Path) -> None:
