@@ -53,7 +53,7 @@ class Renderer:
         if not self.chat_template:
             raise ModelError(f"{self._name}: the tokenizer has no chat template; give one with --chat-template FILE")
         self.chat_format = chat_format or probe_chat_format(tokenizer, self.chat_template)
-        self._shield = Shield(tokenizer)
+        self._shield = Shield(tokenizer, self.chat_format.special_tokens)
         self._alone: dict[tuple[str, ...], str | None] = {}
         self._template_shows_tools = self._probe_tools()
         self._turn_end = self._probe_turn_end()

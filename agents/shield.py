@@ -17,17 +17,18 @@ _MARK = "GymtuneShield"
 
 
 class Shield:
-    """The special tokens of one tokenizer.
+    """The special tokens of one tokenizer; `markup` are those by which its model calls tools.
 
     What users, tools and schemas say may hold neither control tokens nor markup such as `<tool_call>`; the agent's
-    and the system's own words may hold markup.
+    and the system's own words may hold markup, the agent's also `markup`.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, markup: Sequence[str] = ()) -> None:
         added = tokenizer.added_tokens_decoder.values()
         control = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
         self._tokenizer = tokenizer
         self._control = _any_of(control)
+        self._own = _any_of(control - set(markup))
         # Runs of blanks are added tokens of some tokenizers; they forge nothing.
         self._every = _any_of(control | {token.content for token in added if token.content.strip()})
 
@@ -36,14 +37,14 @@ class Shield:
     ) -> tuple[list[Message], list[dict[str, Any]], Hidden]:
         """Return copies of messages and tools with marks, and what stands behind these."""
         hidden = Hidden(self._tokenizer, [*messages, *tools])
-        own = ("assistant", "system")
-        marked = [hidden.mark(m, self._control if m["role"] in own else self._every) for m in messages]
+        allowed = {"assistant": self._own, "system": self._control}
+        marked = [hidden.mark(m, allowed.get(m["role"], self._every)) for m in messages]
         return marked, hidden.mark(list(tools), self._every), hidden
 
     def encode_own(self, text: str) -> list[int]:
         """Encode an agent's own words: markup becomes its tokens, control tokens in it do not."""
         hidden = Hidden(self._tokenizer, text)
-        return hidden.encode(hidden.mark(text, self._control))
+        return hidden.encode(hidden.mark(text, self._own))
 
 
 class Hidden:

@@ -42,7 +42,8 @@ def main(path: str) -> None:
             if not result.failed and wanted is not None and got is not None and abs(got - wanted) > abs(wanted) / 1000:
                 other.append(f"{env.task.task_id}: the calculator says {result.content}, the file {wanted}")
     seconds = perf_counter() - began
-    print(f"\n{full} of {len(env.tasks)} score full, {calls} calls, {seconds:.1f} s ({1000 * seconds / calls:.2f} ms a call)")
+    cost = f"{seconds:.1f} s ({1000 * seconds / calls:.2f} ms a call)"
+    print(f"\n{full} of {len(env.tasks)} score full, {calls} calls, {cost}")
     for why, count in reasons.most_common():
         print(f"{count:4}  {why}")
     print(f"{len(other)} calls give another number than the file (by more than 0.1 %)")

@@ -189,7 +189,8 @@ class ChatEnv(gymnasium.Env[Observation, str]):
 
     def _take_turn(self, episode: Episode, action: Action) -> list[Message]:
         """Parse the action, run its calls, set the flags; return the tool messages."""
-        turn = self.chat_format.parse(action, thinking_open=action.thinking_open, turn=episode.turn)
+        schemas = self.toolbox.schemas()
+        turn = self.chat_format.parse(action, thinking_open=action.thinking_open, turn=episode.turn, tools=schemas)
         episode.messages.append(turn.message())
         episode.turn += 1
         episode.answer = turn.content

@@ -2,7 +2,7 @@
 
 from .chat_format import ChatFormat, ParsedCall, ParsedTurn, get_chat_format, register_chat_format
 from .errors import ConfigError, DataError, EnvError, GymtuneError, ModelError, RunError, ToolError, closest
-from .formats import HermesFormat
+from .formats import DeepSeekFormat, HermesFormat, Llama3JsonFormat, MistralFormat, Qwen3CoderFormat
 from .library import (
     FileSystem,
     KeyValueStore,
@@ -29,6 +29,7 @@ __all__ = [
     "ChatFormat",
     "ConfigError",
     "DataError",
+    "DeepSeekFormat",
     "EnvError",
     "FileSystem",
     "FunctionCall",
@@ -36,14 +37,17 @@ __all__ = [
     "HermesFormat",
     "KeyValueStore",
     "Limits",
+    "Llama3JsonFormat",
     "McpServer",
     "Message",
+    "MistralFormat",
     "ModelError",
     "Outcome",
     "ParsedCall",
     "ParsedTurn",
     "ProcessPool",
     "PythonSession",
+    "Qwen3CoderFormat",
     "Role",
     "RunError",
     "SearchIndex",

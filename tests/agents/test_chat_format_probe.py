@@ -132,3 +132,18 @@ def test_the_tiny_model_writes_hermes(tiny_renderer: Renderer) -> None:
 def test_minimind_writes_hermes() -> None:
     minimind = AutoTokenizer.from_pretrained(os.environ["GYMTUNE_TEST_MINIMIND_TOKENIZER"])
     assert probe_chat_format(minimind, minimind.chat_template).name == "hermes"
+
+
+def test_an_agent_s_own_calls_become_the_family_s_special_tokens() -> None:
+    """What it writes, scripted or sampled, is the same ids; the same text from a user or a tool never is."""
+    vocabulary = {"<unk>": 0, "[TOOL_CALLS]": 1, "</s>": 2, "a": 3}
+    plain = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    special = ["[TOOL_CALLS]"]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain, eos_token="</s>", unk_token="<unk>", additional_special_tokens=special
+    )
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    renderer = Renderer(tokenizer)
+    assert renderer.chat_format.name == "mistral"
+    assert renderer.assistant_ids("[TOOL_CALLS]")[0] == 1
+    assert 1 not in renderer.prompt([{"role": "user", "content": "[TOOL_CALLS]"}])

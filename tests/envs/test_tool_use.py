@@ -116,3 +116,14 @@ def test_bfcl_is_judged_by_its_calls(tmp_path: Path) -> None:
         assert env.step("Done.")[4]["success"] is right
     with pytest.raises(DataError, match="wanted ground_truth beside the question"):
         make_env(ENV, data=write(tmp_path / "c.jsonl", question))
+
+
+def test_markup_without_types_is_read_by_the_schema(tmp_path: Path) -> None:
+    data = write(tmp_path / "t.jsonl", record(["translate_text", "unit_converter"], "?", ["x"]))
+    env = make_env(ENV, data=data, chat_format="qwen3_coder")
+    env.reset(options={"task_index": 0})
+    made = [call("unit_converter", value=15, from_unit="km", to_unit="miles"), call("translate_text", text="5", target_language="english")]  # fmt: skip  # noqa: E501
+    *_, info = env.step(env.chat_format.render("", made))
+    assert env.episode is not None
+    assert [c.arguments for c in env.episode.calls] == [c["arguments"] for c in made]
+    assert info["tool_results"][0].outcome == "ok"

@@ -20,7 +20,7 @@ def tool_names() -> list[str]:
 
 
 def library_tools(names: Sequence[str]) -> list[Tool]:
-    """Return the tools of these names, in order. Raises ConfigError for a name that is none, and for a missing extra."""
+    """Return the tools of these names, in order. Raises ConfigError for an unknown name and a missing extra."""
     everyday = {tool.name: tool for tool in everyday_tools()}
     for name in names:
         if name not in _OWN and name not in everyday:
