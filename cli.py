@@ -523,7 +523,10 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*columns, box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else _WIDE, markup=False, highlight=False).print(table)
+    console = Console(width=None if sys.stdout.isatty() else _WIDE, markup=False, highlight=False)
+    with console.capture() as drawn:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
 def _show_evaluations(found: Mapping[str, Mapping[str, Evaluation]]) -> None:

@@ -234,7 +234,7 @@ class _Driver:
         messages, info = await self._call(env, deadline, reset)
         assert env.task is not None
         assert env.episode is not None
-        trajectory.task_id, trajectory.gt = env.task.task_id, env.task.gt
+        trajectory.task_id, trajectory.gt, trajectory.prompt_messages = env.task.task_id, env.task.gt, len(messages)
         trajectory.metadata = dict(env.task.metadata)
         trajectory.tools = json.dumps(info["tools"], ensure_ascii=False)
         try:

@@ -104,6 +104,7 @@ class Trajectory(BaseModel):
     segment_starts: list[int] = Field(default_factory=list)
 
     messages: list[Message] = Field(default_factory=list)
+    prompt_messages: int | None = None  # how many of them are the task's own; older files: those before an assistant's
     tools: str = "[]"
     turns: list[Turn] = Field(default_factory=list)
     rewards: dict[str, float | None] = Field(default_factory=dict)
@@ -231,13 +232,11 @@ class Trajectory(BaseModel):
 
     @property
     def opening(self) -> int:
-        """How many of `messages` are the task's own; the agent's first message stands after them.
-
-        Counted from the end, for the task's own may hold assistant messages too (few-shot examples).
-        """
-        spoken = sum(turn.finish_reason in SPOKEN for turn in self.turns)
-        places = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
-        return places[-spoken] if 0 < spoken <= len(places) else len(self.messages)
+        """How many of `messages` are the task's own; what the agent said begins after them."""
+        if self.prompt_messages is not None:
+            return self.prompt_messages
+        roles = [message["role"] for message in self.messages]
+        return roles.index("assistant") if "assistant" in roles else len(roles)
 
     @property
     def segments(self) -> list[tuple[int, int]]:

@@ -17,15 +17,21 @@ from .errors import ConfigError, closest
 _REPORTED = 3  # violations told at once; a model mends a few at a time
 _HEAD, _TAIL = 200, 80  # characters kept of a long violation: the value stands at the head, the rule at the tail
 _KEY_CHARS = 64
+_DEPTH = 64  # levels of a schema
+_LONG_LIST = 1000  # items from which on a list in a schema must be all text
+_NESTED = (Mapping, list)
 
 
 class ArgumentSchema:
     """A compiled schema that says what is wrong with the arguments of a call."""
 
     def __init__(self, schema: Mapping[str, Any], where: str) -> None:
+        _check_size(schema, where)
         self._schema, self._where = deepcopy(dict(schema)), where
         try:
             Draft202012Validator.check_schema(self._schema)
+        except RecursionError:
+            raise ConfigError(f"{where}: not a JSON Schema: nested too deeply") from None
         except SchemaError as error:
             raise ConfigError(
                 f"{where}: not a JSON Schema (draft 2020-12): {_text(error)} (rule: {error.validator}). Mend it there."
@@ -64,6 +70,20 @@ def compile_schema(schema: Mapping[str, Any], where: str) -> ArgumentSchema:
         ConfigError: The schema breaks the draft (names path and rule) or refers to what is not there.
     """
     return ArgumentSchema(schema, where)
+
+
+def _check_size(schema: Any, where: str) -> None:
+    """Refuse what the check itself would choke on: endless nesting, and long lists, which it compares pair by pair."""
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        if depth > _DEPTH:
+            raise ConfigError(f"{where}: not a JSON Schema: nested more than {_DEPTH} levels deep")
+        for node in level:
+            if isinstance(node, list) and len(node) > _LONG_LIST and not all(isinstance(item, str) for item in node):
+                raise ConfigError(f"{where}: not a JSON Schema: a list of {len(node)} items that are not all text")
+        parts = (node.values() if isinstance(node, Mapping) else node for node in level if isinstance(node, _NESTED))
+        level = [item for part in parts for item in part]
 
 
 def _check_references(schema: dict[str, Any], where: str) -> None:

@@ -16,7 +16,6 @@ from .shapes import TOOL, checked
 from .strict_json import JsonError, loads
 
 _CACHED = 20_000  # characters of a text that is remembered; longer ones would cost memory
-_LONG_LIST = 1000  # items from which on a list in a schema must be all text: others are compared in quadratic time
 
 Tools = tuple[dict[str, Any], ...]
 
@@ -85,18 +84,10 @@ def _schema_fault(parameters: dict[str, Any]) -> str | None:
         return f"the type {shown(parameters['type'])}"
     if is_plain(parameters):
         return None
-    todo: list[Any] = [parameters]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, list) and len(node) > _LONG_LIST and not all(isinstance(item, str) for item in node):
-            return f"a list of {len(node)} items that are not all text"
-        todo += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     try:
         compile_schema(parameters, "")
     except ConfigError as error:
         return str(error).removeprefix(": ").removesuffix(" Mend it there.")
-    except RecursionError:
-        return "a schema nested too deeply"
     return None
 
 

@@ -12,11 +12,14 @@ from gymtune.agents import (
     Trajectory,
     env_factory,
     plan_episodes,
+    rollout,
     run_episodes,
 )
 from gymtune.agents.replay import render_trajectory
+from gymtune.envs import ChatEnv, Task
+from gymtune.rewards import NumericChecker, gt_component
 from gymtune.tools.errors import DataError
-from gymtune.tools.messages import Message
+from gymtune.tools.messages import Message, assistant, user
 
 REWRITES = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if loop.last else m.content + '!' }}<|im_end|>\n"
@@ -107,3 +110,15 @@ def test_messages_and_turns_that_do_not_belong_together_are_refused(tiny_rendere
     trajectory.turns.pop()
     with pytest.raises(DataError, match=f"{turns} assistant messages but {turns - 1} turns"):
         render_trajectory(trajectory, tiny_renderer)
+
+
+def test_what_a_task_shows_of_an_assistant_is_not_the_agent_s(tiny_renderer: Renderer):
+    """Few-shot examples stand before the question; only what the agent said has mask 1."""
+    shown: tuple[Message, ...] = (user("What is 1 + 1?"), assistant("2"), user("What is 2 + 3?"))
+    env = ChatEnv([Task("t", shown, "5", (assistant("5"),))], [gt_component(NumericChecker())], max_turns=1)
+    (trajectory,) = rollout(lambda: env, ScriptedAgent(), 1)
+    assert (trajectory.opening, trajectory.reward) == (3, 1.0)
+    rendered = render_trajectory(trajectory, tiny_renderer)
+    said = [i for i, mask in zip(rendered.tokens, rendered.response_mask, strict=True) if mask]
+    assert tiny_renderer.decode(said) == "5"
+    assert rendered.tokens[: -len(said)] == tiny_renderer.prompt(shown)

@@ -101,3 +101,26 @@ def test_references_inside_the_schema_work_and_are_copied() -> None:
 def test_endless_recursion_is_a_violation() -> None:
     loop = compile_schema({"type": "object", "$ref": "#"}, "x")
     assert loop.violations({}) == "at $: nested too deeply to be checked"
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"x": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (deep(40), "nested more than 64 levels"),
+        (deep(5000), "nested more than 64 levels"),
+        ({"type": ["object", *([1, "a"] * 20_000)]}, "a list of 40001 items that are not all text"),
+        ({"type": "object", "required": [{}, 1] * 20_000}, "a list of 40000 items"),
+    ],
+)
+def test_what_the_check_would_choke_on_is_refused_at_once(schema: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        compile_schema(schema, "tool 'x'")
+    compile_schema(deep(20), "tool 'x'")
+    compile_schema({"type": "object", "properties": {"city": {"enum": [f"c{i}" for i in range(5000)]}}}, "tool 'x'")

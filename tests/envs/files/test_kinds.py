@@ -439,7 +439,7 @@ def test_all_that_is_wrong_with_a_record_is_told() -> None:
 # -- hostile records ---------------------------------------------------------------------------------------------------
 
 
-MIXED = [item for number in range(50_000) for item in (number, str(number))]
+MIXED = [item for number in range(4_000) for item in (number, str(number))]
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,7 @@ def test_a_schema_as_deep_as_json_may_be_is_no_crash() -> None:
         schema = {"type": "object", "properties": {"x": schema}}
     tool = {"name": "f", "parameters": schema}
     found = parse_record(Row(1, {"messages": [user("q"), assistant("a")], "tools": [tool]}, "sft"), "sft")
-    assert isinstance(found, Record) or found[0].came == "a schema nested too deeply"
+    assert isinstance(found, Record) or found[0].came == "not a JSON Schema: nested more than 64 levels deep"
 
 
 # -- real files --------------------------------------------------------------------------------------------------------
