@@ -224,9 +224,13 @@ def evaluate(
     from .agents.evaluate import evaluate as run_evaluation
     from .agents.evaluate import write_evaluations
     from .agents.rollout import env_factory
+    from .agents.scorer import split_rewards
     from .envs.arguments import parse_rewards, takes_argument
 
     env_args = _env_args(env_arg, data, reward)
+    weights, scorer = split_rewards(parse_rewards(reward)[1])
+    if scorer:
+        raise typer.BadParameter(f"eval pays by the env alone: leave out --reward {scorer.parts[0].name}")
     if split is not None or ("split" not in env_args and takes_argument(env, "split")):
         env_args["split"] = split or "test"
     sampling = {"temperature": temperature, "max_new_tokens": max_completion_length}
@@ -237,7 +241,7 @@ def evaluate(
     found: dict[str, dict[str, Evaluation]] = {}
     for folder in dict.fromkeys(model):
         acting = _policy(folder, modes["sampled"], placing, concurrency)
-        make = env_factory(env, acting, env_args, parse_rewards(reward)[1])
+        make = env_factory(env, acting, env_args, weights)
         for mode, drawn in modes.items():
             acting.sampling = drawn
             with _Progress(f"{folder} {mode}", n) as progress:

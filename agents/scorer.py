@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..rewards.components import Component
 from ..rewards.functions import (
     ConversationScorer,
     RewardFunction,
@@ -18,6 +19,7 @@ from ..rewards.functions import (
     call_scorer,
     load_function,
 )
+from ..rewards.registry import load_object
 from ..tools.errors import ConfigError
 from .trajectory import Trajectory
 
@@ -55,16 +57,17 @@ class Scorer:
     def score(self, trajectories: Sequence[Trajectory]) -> None:
         """Add every part's component to every trajectory that did not fail.
 
-        A value of None (the part broke, or does not apply to this conversation) leaves the reward untold, as a broken
-        checker does. Raises ConfigError when an env has a component of that name already.
+        A part that breaks leaves the rewards of the batch untold, as a broken checker does; a part that returns None for
+        a trajectory has no say in it, as in TRL. Raises ConfigError when an env has a component of that name already.
         """
         whole = [trajectory for trajectory in trajectories if trajectory.error is None and trajectory.turns]
         for part in self.parts if whole else ():
             scores = part.score(whole)
             if scores.error is not None:
-                self.fault = f"{part.name}: {scores.error}"
+                self.fault = scores.error
             for trajectory, value in zip(whole, scores.values, strict=True):
-                _add(trajectory, part, value)
+                if value is not None or scores.error is not None:
+                    _add(trajectory, part, value)
 
 
 def _add(trajectory: Trajectory, part: Part, value: float | None) -> None:
@@ -78,17 +81,18 @@ def _add(trajectory: Trajectory, part: Part, value: float | None) -> None:
 def split_rewards(weights: Mapping[str, float], reward_model: str | None = None) -> tuple[dict[str, float], Scorer]:
     """Split weights by name into those of an env's components and a scorer for the rest.
 
-    `module:function` names a TRL-style function of the user's (its component is named `function`), `reward_model` the
-    reward model in the folder `reward_model` (`stub` for one that needs no weights); its weight is 1 unless given.
+    `module:name` is a `Component` of the user's, or a TRL-style function (its component: `name`). `reward_model` is
+    a folder, or `stub` for one that needs no weights; its component has that name, and weight 1 unless given.
 
     Raises ConfigError for a function or a model that is not there.
     """
-    own = {name: weight for name, weight in weights.items() if ":" not in name and name != REWARD_MODEL}
-    parts = [
-        function_part(name.rpartition(":")[2], weight, load_function(name))
-        for name, weight in weights.items()
-        if ":" in name
-    ]
+    own: dict[str, float] = {}
+    parts: list[Part] = []
+    for name, weight in weights.items():
+        if ":" in name and not isinstance(load_object(name, "reward"), Component):
+            parts.append(function_part(name.rpartition(":")[2], weight, load_function(name)))
+        elif name != REWARD_MODEL:
+            own[name] = weight
     if reward_model is not None:
         from .reward_model import load_reward_model
 

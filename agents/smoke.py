@@ -122,10 +122,8 @@ def smoke_env(
 
     Raises ConfigError for an unknown checker or preset.
     """
-    env = ChatEnv([Task("smoke", (user(question),), gt)], [], toolbox=Toolbox(tools), rewards=rewards, **options)
-    if checker is not None:
-        env.components["gt"] = gt_component(get_checker(checker))
-        env.weights.setdefault("gt", 1.0)
+    own = [gt_component(get_checker(checker))] if checker is not None else []
+    env = ChatEnv([Task("smoke", (user(question),), gt)], own, toolbox=Toolbox(tools), rewards=rewards, **options)
     if gt is None:  # what is paid for meeting it would be an invention
         for name in _OF_GT:
             env.components.pop(name, None)

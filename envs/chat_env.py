@@ -20,12 +20,13 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, SupportsIndex
 
 import gymnasium
 
 from ..rewards.components import Component
 from ..rewards.episode import Episode
+from ..rewards.registry import component_names, get_component, get_preset
 from ..tools.chat_format import ChatFormat, get_chat_format
 from ..tools.errors import ConfigError, EnvError, closest
 from ..tools.messages import Message, system, user
@@ -52,8 +53,8 @@ class ChatEnv(gymnasium.Env[Observation, str]):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - as gymnasium declares it
-    #: An env whose shaping may pay a little for an episode without success says so here.
-    pays_without_success: ClassVar[bool] = False
+    #: An env whose shaping may pay a little for an episode without success says so here; presets set it.
+    pays_without_success: bool = False
 
     def __init__(
         self,
@@ -94,24 +95,25 @@ class ChatEnv(gymnasium.Env[Observation, str]):
     def weigh(self, rewards: Mapping[str, float] | str) -> None:
         """Lay weights over those the env has, taking in the components they name; or those of a preset.
 
-        Raises ConfigError for a name that is neither the env's own nor a shaping component, and an unknown preset.
+        A preset compares with the env's own checker, where there is one. `module:name` is a component of yours. Raises
+        ConfigError for a name that is neither the env's own nor a shaping component, and for an unknown preset.
         """
-        if not rewards:
-            return
-        from ..rewards.registry import component_names, get_component, get_preset
-
         if isinstance(rewards, str):
-            preset = get_preset(rewards)
+            gt = self.components.get("gt")
+            preset = get_preset(rewards, gt.checker if gt is not None else None)
             self.components |= {name: component for name, (component, _) in preset.components.items()}
-            self.weights = {name: weight for name, (_, weight) in preset.components.items()}
+            self.weights = preset.weights
+            self.pays_without_success = True
             return
         for name, weight in rewards.items():
             if name not in self.components:
-                if name not in component_names():
-                    known = [*self.components, *component_names()]
+                if ":" not in name and name not in component_names():
+                    known = {*self.components, *component_names()}
                     raise ConfigError(f"rewards: no component {name!r} in this env.{closest(name, known)}")
-                self.components[name] = get_component(name)
-            self.weights[name] = float(weight)
+                component = get_component(name)
+                self.components[component.name] = component
+                self.pays_without_success = True
+            self.weights[name.rpartition(":")[2] if ":" in name else name] = float(weight)
 
     def make_toolbox(self, task: Task) -> Toolbox:
         """Return the tools of an episode of `task`; override where tools keep a state."""
@@ -219,14 +221,14 @@ class ChatEnv(gymnasium.Env[Observation, str]):
 
     def _reward(self, episode: Episode) -> tuple[float, dict[str, float | None]]:
         """Return the weighted sum of what fired this turn, and the values themselves."""
-        values = {
-            name: component.value(episode) for name, component in self.components.items() if component.fires(episode)
-        }
-        for name, value in values.items():
+        before, values = episode.earned, {}
+        fired = [component for component in self.components.values() if component.fires(episode)]
+        for component in sorted(fired, key=lambda component: component.when == "total"):
+            value = values[component.name] = component.value(episode)
             if value is not None and not math.isfinite(value):
-                raise EnvError(f"component {name!r} must be a finite number or None, got {value}")
-        reward = sum(self.weights.get(name, 0.0) * value for name, value in values.items() if value is not None)
-        return float(reward), values
+                raise EnvError(f"component {component.name!r} must be a finite number or None, got {value}")
+            episode.earned += self.weights.get(component.name, 0.0) * (value or 0.0)
+        return episode.earned - before, values
 
     def render(self) -> str | None:
         """Return the conversation so far as text (`render_mode="ansi"`)."""

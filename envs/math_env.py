@@ -59,19 +59,20 @@ class MathEnv(ChatEnv):
         self,
         data: str | None = None,
         checker: str = "numeric",
-        tools: Sequence[str] = (),
+        tools: str | Sequence[str] = (),
         rewards: Mapping[str, float] | str | None = None,
         max_turns: int | None = None,
         **options: Any,
     ) -> None:
         path = Path(data) if data is not None else example_path("verifiable")
+        names = [tools] if isinstance(tools, str) else list(tools)
         judge = get_checker(checker)
-        make = partial(make_task, name=path.stem, checker=judge, with_calculator="calculator" in tools)
+        make = partial(make_task, name=path.stem, checker=judge, with_calculator="calculator" in names)
         super().__init__(
             MadeTasks(FileTasks(path, kind="verifiable"), make),
             [gt_component(judge), failed_calls, unfinished],
-            toolbox=library_toolbox(tools),
+            toolbox=library_toolbox(names),
             rewards=rewards,
-            max_turns=max_turns if max_turns is not None else _MAX_TURNS if tools else 1,
+            max_turns=max_turns if max_turns is not None else _MAX_TURNS if names else 1,
             **options,
         )

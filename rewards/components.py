@@ -14,7 +14,8 @@ from .checker import Checker, check_episode
 from .episode import Episode
 
 #: `turn`: after every action. `scored`: when `gt` is scored. `truncated`: when the episode was cut. `end`: on any end.
-When = Literal["turn", "scored", "truncated", "end"]
+#: `total`: on any end, after all the others, so that it can see what they earned.
+When = Literal["turn", "scored", "truncated", "end", "total"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Component:
                 return episode.scored
             case "truncated":
                 return episode.truncated
-            case "end":
+            case "end" | "total":
                 return episode.over
 
 

@@ -22,8 +22,9 @@ class Episode:
     The first `opening` messages are the task's own. `turn` counts finished actions: `texts` are what the agent wrote,
     `turns` what the one parser read in it, `answer` the last of them without thinking and calls. `results` are the
     tool results of this turn only, `all_results` those of the whole episode. `state` returns what the tools' world
-    looks like now (None where they have none). `success` alone is written by a component, the one that scores `gt`:
-    None until then, and when its checker broke.
+    looks like now (None where they have none). `earned` is what has been paid so far, the components of this turn
+    included as they come. `success` alone is written by a component, the one that scores `gt`: None until then, and
+    when its checker broke.
     """
 
     gt: Any
@@ -38,6 +39,7 @@ class Episode:
     turns: list[ParsedTurn] = field(default_factory=list)
     results: list[ToolResult] = field(default_factory=list)
     all_results: list[ToolResult] = field(default_factory=list)
+    earned: float = 0.0
     scored: bool = False
     terminated: bool = False
     truncated: bool = False

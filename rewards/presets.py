@@ -7,9 +7,10 @@ give it: a Scorer adds it to finished episodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from .checker import Checker
 from .components import Component, gt_component, unfinished
 from .contains import ContainsGt
 from .episode import Episode
@@ -54,28 +55,22 @@ def _with_calls(component: Component, *, calls: bool = True) -> Component:
     return Component(component.name, component.when, value, component.checker)
 
 
-def _clip(weighted: Weighted, bound: float) -> Component:
-    """Return `clip`: what the other components' total lacks to lie within +-`bound`. They must all fire at the end."""
-
-    def value(episode: Episode) -> float:
-        values = ((part.value(episode), weight) for part, weight in weighted.values() if part.fires(episode))
-        total = sum(weight * found for found, weight in values if found is not None)
-        return min(max(total, -bound), bound) - total
-
-    return Component("clip", "end", value)
+def _clip(bound: float) -> Component:
+    """Return `clip`: what has to be added for all that the episode earned to lie within +-`bound`."""
+    return Component("clip", "total", lambda episode: min(max(episode.earned, -bound), bound) - episode.earned)
 
 
-def _minimind_agent() -> RewardPreset:
+def _minimind_agent(checker: Checker | None) -> RewardPreset:
     """Return MiniMind's reward of agents: form where no call was made, calls and `gt` where one was; within +-3.
 
     Differences: a malformed call is a call, one that was not run. Which calls are valid is what the tool's schema
     says. Thinking must open at the start of the text (or in the prompt); left open it pays -0.25, and nothing written
-    in it counts as an answer. `gt` is `contains_gt`. Not only an episode at its last turn is unfinished, a text that
-    was cut is too. Only the answer is searched for repetition, not the markup of calls. The clip comes before a reward
-    model's score, not after.
+    in it counts as an answer. `gt` is `contains_gt`, or the env's own checker. Not only an episode at its last turn is
+    unfinished, a text that was cut is too. Only the answer is searched for repetition, not the markup of calls. The
+    clip comes before a reward model's score, not after.
     """
     weighted = _named(
-        (_with_calls(gt_component(ContainsGt())), 2.5),
+        (_with_calls(gt_component(checker or ContainsGt())), 2.5),
         (_with_calls(call_count), 1.0),
         (_with_calls(unfinished), 0.5),
         (_with_calls(length(5, 800), calls=False), 1.0),
@@ -83,19 +78,20 @@ def _minimind_agent() -> RewardPreset:
         (_with_calls(thinking_closed, calls=False), 1.0),
         (call_tags, 1.0),
         (repetition, 1.0),
+        (_clip(3.0), 1.0),
     )
     source = "MiniMind, trainer/train_agent.py: calculate_rewards, without its reward model"
-    return RewardPreset("minimind_agent", source, {**weighted, **_named((_clip(weighted, 3.0), 1.0))})
+    return RewardPreset("minimind_agent", source, weighted)
 
 
-def _minimind_chat() -> RewardPreset:
+def _minimind_chat(_: Checker | None) -> RewardPreset:
     """Return MiniMind's reward of chat: length, thinking, repetition. Differences: those of thinking, as above."""
     weighted = _named((length(20, 800), 1.0), (thinking_length, 1.0), (thinking_closed, 1.0), (repetition, 1.0))
     source = "MiniMind, trainer/train_grpo.py: calculate_rewards, without its reward model"
     return RewardPreset("minimind_chat", source, weighted)
 
 
-def _gsm8k() -> RewardPreset:
+def _gsm8k(checker: Checker | None) -> RewardPreset:
     """Return train-llm-from-scratch's reward of GSM8K: 1 for the right number, 0.2 for one answer block.
 
     Its clip at 1.2 is the sum of the two and never bites. Differences: the number must be stated as the answer (there
@@ -103,9 +99,12 @@ def _gsm8k() -> RewardPreset:
     the block must stand outside of the thinking, with no stray tag beside it.
     """
     source = "train-llm-from-scratch, src/post_training/rewards/verifiers.py: reward_gsm8k"
-    return RewardPreset("gsm8k", source, _named((gt_component(NumericChecker()), 1.0), (answer_tag, 0.2)))
+    return RewardPreset("gsm8k", source, _named((gt_component(checker or NumericChecker()), 1.0), (answer_tag, 0.2)))
 
 
-PRESETS: Mapping[str, RewardPreset] = {
-    preset.name: preset for preset in (_minimind_agent(), _minimind_chat(), _gsm8k())
+#: name -> what makes the preset for a checker of `gt`; None stands for the one that fits the original.
+PRESETS: Mapping[str, Callable[[Checker | None], RewardPreset]] = {
+    "minimind_agent": _minimind_agent,
+    "minimind_chat": _minimind_chat,
+    "gsm8k": _gsm8k,
 }

@@ -91,10 +91,10 @@ def preset_names() -> list[str]:
     return sorted(PRESETS)
 
 
-def get_preset(name: str) -> RewardPreset:
-    """Return the reward preset of that name. Raises ConfigError."""
+def get_preset(name: str, checker: Checker | None = None) -> RewardPreset:
+    """Return the reward preset of that name; `checker` compares with `gt` in place of its own. Raises ConfigError."""
     from .presets import PRESETS
 
     if name not in PRESETS:
         raise ConfigError(f"no reward preset is named {name!r}.{closest(name, PRESETS)}")
-    return PRESETS[name]
+    return PRESETS[name](checker)

@@ -72,6 +72,13 @@ def test_a_broken_part_leaves_the_reward_untold(wrong: str) -> None:
     assert scorer.fault.startswith("crash: ")
 
 
+def test_a_part_may_have_no_say() -> None:
+    trajectories = sums(2)
+    Scorer([function_part("some", 1.0, lambda prompts: [2.0, None])]).score(trajectories)
+    assert [t.reward for t in trajectories] == [3.0, 1.0]
+    assert "some" not in trajectories[1].rewards
+
+
 def test_failed_episodes_are_not_shown() -> None:
     trajectories = sums(2)
     trajectories[0].error = "the env crashed"

@@ -9,6 +9,7 @@ import pytest
 
 from gymtune.envs import ChatEnv, Task
 from gymtune.envs.action import Action
+from gymtune.rewards import ExactChecker, gt_component
 from gymtune.rewards.presets import PRESETS
 from gymtune.tools import Toolbox, tool
 from gymtune.tools.messages import user
@@ -41,9 +42,8 @@ def play(
     preset: str, gt: Any, texts: list[str], thinking: bool = False, question: str = "What is 15 + 44, and 3 * 4?"
 ) -> tuple[float, dict[str, float | None], bool | None]:
     """Play the texts; return the sum of the rewards, the components of the last turn, and the success."""
-    chosen = PRESETS[preset]
     tools = Toolbox([calculate_math, get_current_time])
-    env = ChatEnv([Task("t", (user(question),), gt)], chosen.parts, toolbox=tools, rewards=chosen.weights, max_turns=3)
+    env = ChatEnv([Task("t", (user(question),), gt)], [], toolbox=tools, rewards=preset, max_turns=3)
     env.reset(options={"task_index": 0})
     total, over, info = 0.0, False, {}
     for text in texts:
@@ -254,8 +254,19 @@ def test_where_gsm8k_differs_from_its_seed() -> None:
         assert play("gsm8k", "72", [text])[0] < 1.0
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
-def test_a_preset_says_what_it_is(preset: Any) -> None:
+def test_a_preset_compares_with_the_env_s_own_checker_and_clips_what_was_paid() -> None:
+    env = ChatEnv([Task("t", (user("?"),), "5")], [gt_component(ExactChecker())], rewards="minimind_agent")
+    env.weigh({"length": 9.0})
+    env.reset(options={"task_index": 0})
+    *_, reward, _, _, info = env.step("It is 5.")  # not exactly 5; the form alone is worth 4.5
+    assert (info["rewards"]["length"], info["rewards"]["clip"], reward) == (0.5, -1.5, 3.0)
+    assert info["success"] is False
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_says_what_it_is(name: str) -> None:
+    preset = PRESETS[name](None)
+    assert preset.name == name
     assert preset.source
     assert [part.name for part in preset.parts] == list(preset.components) == list(preset.weights)
     scoring = [part.name for part in preset.parts if part.checker is not None]
