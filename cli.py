@@ -343,9 +343,15 @@ def validate(
 def smoke(
     *,
     text: Annotated[
-        list[Path], typer.Option(help="File with one turn of an agent; again for its next turn.", default_factory=list)
+        list[Path],
+        typer.Option(
+            help="File with one turn of an agent; again for its next turn.", default_factory=list, show_default=False
+        ),
     ],
-    gt: Annotated[list[str], typer.Option(help="What the answer must hold; again for more.", default_factory=list)],
+    gt: Annotated[
+        list[str],
+        typer.Option(help="What the answer must hold; again for more.", default_factory=list, show_default=False),
+    ],
     reward: Rewards,
     tools: Annotated[str | None, typer.Option(help="JSON file of schemas, or module:name of tools.")] = None,
     checker: Annotated[str | None, typer.Option(help="What compares with --gt, in place of the preset's.")] = None,

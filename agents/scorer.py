@@ -57,8 +57,8 @@ class Scorer:
     def score(self, trajectories: Sequence[Trajectory]) -> None:
         """Add every part's component to every trajectory that did not fail.
 
-        A part that breaks leaves the rewards of the batch untold, as a broken checker does; a part that returns None for
-        a trajectory has no say in it, as in TRL. Raises ConfigError when an env has a component of that name already.
+        A part that breaks leaves the rewards of the batch untold, as a broken checker does; a part that returns None
+        for a trajectory has no say in it, as in TRL. Raises ConfigError when an env has a component of that name.
         """
         whole = [trajectory for trajectory in trajectories if trajectory.error is None and trajectory.turns]
         for part in self.parts if whole else ():

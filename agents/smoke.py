@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import sleep
@@ -99,13 +100,11 @@ def run_smoke(
 
 
 def _gt(given: Sequence[str]) -> Any:
-    """Return what was given: nothing, one JSON value that is no plain text, or a list of texts."""
+    """Return what was given: nothing, one text or JSON value, or a list of texts."""
     if len(given) == 1 and given[0].lstrip()[:1] in ("[", "{"):
-        try:
+        with suppress(ValueError):
             return json.loads(given[0])
-        except ValueError:
-            return list(given)
-    return list(given) or None
+    return given[0] if len(given) == 1 else list(given) or None
 
 
 def _read(path: str | Path) -> str:
@@ -167,7 +166,8 @@ def built_in(
 ) -> list[SmokeResult]:
     """Play the built-in cases with MiniMind's tools and some that misbehave; each result says whether it holds."""
     tools = [*everyday_tools(), *_misbehaving()]
-    env = smoke_env([_MILES, _PRODUCT], tools, rewards=rewards, question=_QUESTION, max_turns=3)
+    gts = [_MILES, _PRODUCT]
+    env = smoke_env(gts, tools, rewards=rewards, checker="contains_gt", question=_QUESTION, max_turns=3)
     env.weigh(weights or {})
     found = []
     for case in CASES:

@@ -43,23 +43,23 @@ def try_attacks(env: ChatEnv, tasks: int) -> AttackTable:
     for index in range(min(tasks, len(env.tasks))):
         task = env.tasks[index]
         for kind, attack in component.checker.attacks(task.gt):
-            for texts in _ways(env, task, attack, component.checker.reads == "answer"):
+            for texts in _ways(env, task, attack, component.checker.reads):
                 tried, taken = table.get(kind, (0, 0))
                 table[kind] = (tried + 1, taken + _succeeds(env, index, texts))
     return table
 
 
-def _ways(env: ChatEnv, task: Task, attack: Any, last: bool) -> Iterator[list[str]]:
-    """Yield the turns that carry an attack: a text, or calls; what is neither (a state) cannot be said.
+def _ways(env: ChatEnv, task: Task, attack: Any, reads: str) -> Iterator[list[str]]:
+    """Yield the turns that carry an attack on a checker of answers or of calls; a state cannot be said.
 
-    With `last` a text also stands in the place of the gold's last one: not where the turns before it are what is right.
+    A text also stands in the place of the gold's last one, unless the turns before that are what is judged.
     """
     if isinstance(attack, str):
         yield [attack]
         before = gold_texts((task.gold or ())[:-1], env.chat_format)
-        if before and last:
+        if before and reads == "answer":
             yield [*before, attack]
-    elif isinstance(attack, Sequence):
+    elif reads == "calls":
         yield [env.chat_format.render("", list(attack)), _DONE] if attack else [_DONE]
 
 

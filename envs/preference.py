@@ -13,7 +13,7 @@ from ..rewards.registry import get_checker
 from ..tools.errors import DataError
 from ..tools.messages import Message
 from .chat_env import ChatEnv
-from .files import FileTasks, Kind, Record, detect_file, example_path
+from .files import FileTasks, Record, example_path, kind_for
 from .tasks import MadeTasks, Task
 
 _GOOD, _BAD = ("chosen", "good", "reference"), ("rejected", "bad")
@@ -62,7 +62,7 @@ class PreferenceEnv(ChatEnv):
         **options: Any,
     ) -> None:
         path = Path(data) if data is not None else example_path("preference")
-        kind: Kind = detect_file(path)
+        kind = kind_for(path, "preference", "unpaired", "prompts", reader="gymtune/Preference-v0")
         components: list[Component] = []
         if checker is not None:
             components.append(gt_component(get_checker(checker)))

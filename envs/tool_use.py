@@ -19,7 +19,7 @@ from ..tools.messages import assistant
 from ..tools.tool import Tool
 from ..tools.toolbox import Toolbox
 from .chat_env import ChatEnv
-from .files import FileTasks, Record, detect_file, example_path
+from .files import FileTasks, Record, example_path, kind_for
 from .tasks import MadeTasks, Task
 
 _WEIGHTS = {"gt": 1.0, "unfinished": 0.5}
@@ -94,7 +94,7 @@ class ToolUseEnv(ChatEnv):
         **options: Any,
     ) -> None:
         path = Path(data) if data is not None else example_path("agentic")
-        kind = detect_file(path)
+        kind = kind_for(path, "agentic", "bfcl", reader="gymtune/ToolUse-v0")
         self._only_noted = kind == "bfcl"
         judge = get_checker(checker or ("tool_calls_match" if self._only_noted else "contains_gt"))
         self._known = {tool.name: tool for tool in [*everyday_tools(), *(load_tools(tools) if tools else [])]}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .detection import detect, detect_file
+from .detection import detect, detect_file, kind_for
 from .kinds import parse_record, read_records
 from .reading import read_rows
 from .records import KINDS, Fault, Kind, Label, Record, Reply, Row
@@ -20,6 +20,7 @@ __all__ = [
     "detect",
     "detect_file",
     "example_path",
+    "kind_for",
     "parse_record",
     "read_records",
     "read_rows",

@@ -81,9 +81,18 @@ def _first_kinds(path: str | Path) -> list[tuple[int, Kind]]:
     rows = list(islice(read_rows(path), _LOOKED_AT))
     kinds = [(row.line, kind) for row in rows if row.value is not None and (kind := detect(row.value))]
     if not kinds:
-        seen = next((shown(row.value) for row in rows if row.value is not None), "no record that can be read")
+        broken = next((f" (line {row.line}: {row.error})" for row in rows if row.error), "")
+        seen = next((shown(row.value) for row in rows if row.value is not None), f"no record that can be read{broken}")
         raise DataError(f"{path}: cannot tell the kind of this file by {seen}. Name it: one of {', '.join(KINDS)}.")
     return kinds
+
+
+def kind_for(path: str | Path, *read: Kind, reader: str) -> Kind:
+    """Return the kind of a file that `reader` can use. Raises DataError for another one."""
+    kind = detect_file(path)
+    if kind not in read:
+        raise DataError(f"{path} is of the kind {kind}; {reader} reads {' and '.join(read)}")
+    return kind
 
 
 def named_kind(path: str | Path, kind: Kind | Literal["auto"]) -> Kind:

@@ -140,7 +140,9 @@ def _trajectories(s: Source) -> Record:
     talk = s.opening("messages")
     s.pair(talk)
     roles = [message["role"] for message in talk.messages]
-    place = roles.index("assistant") if "assistant" in roles else len(roles)
+    place = s.take("prompt_messages")
+    if not isinstance(place, int) or not 0 <= place <= len(roles):
+        place = roles.index("assistant") if "assistant" in roles else len(roles)
     success = s.value.get("success")
     label: Label = "reference" if not isinstance(success, bool) else "good" if success else "bad"
     replies = (Reply(label, tuple(talk.messages[place:])),) if place < len(roles) else ()

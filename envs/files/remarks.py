@@ -35,6 +35,8 @@ def remarks(record: Record) -> Iterator[str]:
 
 def unused_keys(record: Record, value: dict[str, Any]) -> Iterator[str]:
     """Yield the keys of a record that nobody reads, those of its messages as `conversations[].weight`."""
+    if record.kind == "trajectories":
+        return  # ours: an unknown key is refused where a trajectory is read
     yield from map(shown_key, record.metadata)
     for column in _COLUMNS:
         messages = value.get(column)

@@ -177,7 +177,7 @@ class _Tally:
         self._measured["tools"].append(len(record.tools))
         for what in remarks(record):
             self._warn(what, record.line)
-        text = json.dumps([everything, record.gt])
+        text = json.dumps([everything, record.gt, record.tools])
         mark = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
         if mark in self._seen:
             self._warn("the same as an earlier record", record.line)

@@ -1,4 +1,3 @@
-import time
 from decimal import Decimal
 from typing import Any
 
@@ -116,17 +115,10 @@ HOSTILE = [
 
 @pytest.mark.parametrize("piece", HOSTILE)
 @pytest.mark.parametrize("end", ["", "x", "%"])
-def test_huge_answers_take_linear_time(piece: str, end: str) -> None:
-    """Ten times the text takes about ten times as long: far from the hundred of a quadratic search."""
-
-    def seconds(size: int) -> float:
-        text = "The answer is " + piece * (size // len(piece)) + end
-        began = time.process_time()
-        check(NumericChecker(), text, 5)
-        return time.process_time() - began
-
-    small = min(seconds(10_000) for _ in range(2))
-    assert seconds(100_000) < 30 * small + 0.05
+def test_a_megabyte_of_answer_is_refused(piece: str, end: str) -> None:
+    """In linear time: a quadratic search would take minutes."""
+    text = "The answer is " + piece * (1_000_000 // len(piece)) + end
+    assert check(NumericChecker(), text, 4).success is False
 
 
 def test_the_detail_of_a_huge_number_is_short() -> None:

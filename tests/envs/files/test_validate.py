@@ -2,7 +2,6 @@
 
 import json
 import runpy
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -214,20 +213,17 @@ def test_the_files_of_the_table_are_validated_too(tmp_path: Path) -> None:
     assert list(read_records(tmp_path / "x.parquet")) == list(read_records(example_path("agentic")))
 
 
-def test_a_hundred_megabytes_would_take_a_minute_at_most_and_no_memory(tmp_path: Path) -> None:
-    """Measured on 5; `benchmarks/validate_100mb.py` does them all."""
+def test_a_large_file_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    """For the time that 100 MB take, see `benchmarks/validate_100mb.py`."""
     path = tmp_path / "agentic.jsonl"
-    runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "validate_100mb.py"))["write_file"](path, 5_000_000)
-    start = time.process_time()
-    report = validate(path)
-    assert time.process_time() - start < 3
-    assert report.ok
-    assert report.rows > 2000
+    runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "validate_100mb.py"))["write_file"](path, 3_000_000)
     tracemalloc.start()
-    validate(path)
+    report = validate(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 20e6
+    assert report.ok
+    assert report.rows > 1000
+    assert peak < path.stat().st_size  # its records together take 8 MB
 
 
 # -- the short way to a valid schema -----------------------------------------------------------------------------------

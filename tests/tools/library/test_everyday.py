@@ -199,7 +199,6 @@ def test_hostile_texts_are_told_back_short() -> None:
             result = call(name, **arguments)
             assert result.failed
             assert len(result.content) < 600
-            assert result.seconds < 0.5
 
 
 @pytest.mark.parametrize(
