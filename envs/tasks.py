@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from random import Random
-from typing import Any, Literal, Protocol, get_args, overload
+from typing import Any, Literal, Protocol, get_args
 
 from ..tools.chat_format import ChatFormat
 from ..tools.errors import ConfigError
 from ..tools.messages import Message
+from .lazy import Lazy
 
 Split = Literal["train", "test"]
 
@@ -55,7 +56,7 @@ class TaskSet(Protocol):
         ...
 
 
-class GeneratedTasks(Sequence[Task]):
+class GeneratedTasks(Lazy[Task]):
     """Tasks made on demand from a seed: task `i` is the same in every process, and nothing is stored.
 
     `generate(rng, split)` returns the task without its id; the rng is seeded by (name, split, seed, index). Raises
@@ -74,26 +75,14 @@ class GeneratedTasks(Sequence[Task]):
     def __len__(self) -> int:
         return self.size
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.size))]
-        if not -self.size <= index < self.size:
-            raise IndexError(f"{self.name}: task {index} of {self.size}")
-        index %= self.size
+    def item(self, index: int) -> Task:
+        """Generate a task."""
         task_id = f"{self.name}/{self.split}/{self.seed}/{index}"
-        task = self.generate(Random(task_id), self.split)
-        return replace(task, task_id=task_id)
-
-    def __iter__(self) -> Iterator[Task]:
-        return (self[i] for i in range(self.size))
+        return replace(self.generate(Random(task_id), self.split), task_id=task_id)
 
 
-class MadeTasks(Sequence[Task]):
-    """Tasks made on demand from the items of another sequence, such as the records of a file."""
+class MadeTasks(Lazy[Task]):
+    """Tasks made from the items of another sequence, such as the records of a file."""
 
     def __init__(self, source: Sequence[Any], make: Callable[[Any], Task]) -> None:
         self.source, self.make = source, make
@@ -101,17 +90,12 @@ class MadeTasks(Sequence[Task]):
     def __len__(self) -> int:
         return len(self.source)
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def item(self, index: int) -> Task:
+        """Make a task."""
         return self.make(self.source[index])
 
 
-class JoinedTasks(Sequence[Task]):
+class JoinedTasks(Lazy[Task]):
     """Several task sets one after another. `starts` are the indices at which each begins."""
 
     def __init__(self, parts: Sequence[TaskSet]) -> None:
@@ -121,15 +105,7 @@ class JoinedTasks(Sequence[Task]):
     def __len__(self) -> int:
         return self.starts[-1]
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"task {index} of {len(self)}")
-        index %= len(self)
+    def item(self, index: int) -> Task:
+        """Return a task of the part that holds it."""
         part = bisect_right(self.starts, index) - 1
         return self.parts[part][index - self.starts[part]]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal
 
 from ...tools.errors import DataError
+from ..lazy import Lazy
 from .detection import named_kind
 from .kinds import read_records, record_or_raise
 from .reading import is_json_lines, parse_line
 from .records import Kind, Record
 
 
-class FileTasks(Sequence[Record]):
+class FileTasks(Lazy[Record]):
     """The records of a file, in order.
 
     Of plain JSONL only the byte offset of each line is held, and a record is read, and checked, when it is asked for;
@@ -50,20 +50,11 @@ class FileTasks(Sequence[Record]):
     def __len__(self) -> int:
         return len(self._offsets) if self._records is None else len(self._records)
 
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        """Return a record. Raises IndexError, and DataError when it is wrong."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def item(self, index: int) -> Record:
+        """Return a record. Raises DataError when it is wrong."""
         if self._records is not None:
             return self._records[index]
         return record_or_raise(self.path, parse_line(self._lines[index], self._line(index)), self.kind)
-
-    def __iter__(self) -> Iterator[Record]:
-        return (self[i] for i in range(len(self)))
 
     def _line(self, index: int) -> bytes:
         try:
