@@ -186,5 +186,5 @@ def test_generated_tasks_are_a_sequence() -> None:
     assert made[-1] == made[4]
     assert made[1:3] == [made[1], made[2]]
     for index in (5, -6):
-        with pytest.raises(IndexError, match=f"task {index} of 5"):
+        with pytest.raises(IndexError, match=f"item {index} of 5"):
             made[index]
