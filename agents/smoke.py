@@ -13,6 +13,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
+from ..envs.action import Action
 from ..envs.chat_env import ChatEnv
 from ..envs.tasks import Task
 from ..envs.tool_use import load_tools
@@ -131,13 +132,13 @@ def smoke_env(
 
 
 def play(env: ChatEnv, name: str, texts: Sequence[str], scorer: ConversationScorer | None = None) -> SmokeResult:
-    """Play the texts, one a turn, until the episode is over, and return what they came to."""
+    """Play the texts, one a turn, and return what they came to; with none left, the episode is cut as by a deadline."""
     env.reset(options={"task_index": 0})
     rewards: dict[str, float | None] = {}
     total, results = 0.0, []
     info: dict[str, Any] = {}
-    for text in texts:
-        _, reward, terminated, truncated, info = env.step(text)
+    for action in (*map(Action, texts), Action("", "deadline")):
+        _, reward, terminated, truncated, info = env.step(action)
         total += reward
         results += info["tool_results"]
         for component, value in info["rewards"].items():
