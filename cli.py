@@ -60,7 +60,7 @@ MaxTokens = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="Of the sampled tokens.")]
 Concurrency = Annotated[int, typer.Option(min=1, help="Episodes at once.")]
 Device = Annotated[str | None, typer.Option(show_default="cpu", help="cpu, cuda or cuda:N.")]
-Dtype = Annotated[str | None, typer.Option(show_default="float32", help="float32 or bfloat16.")]
+Dtype = Annotated[str | None, typer.Option(show_default="float32", help="float32, bfloat16 or float16.")]
 Threads = Annotated[int | None, typer.Option("--torch-threads", min=1, help="CPU threads of torch.")]
 
 
@@ -162,7 +162,7 @@ def train(
     save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints; 0: only at the end.")] = None,
     control: Annotated[str | None, typer.Option(help="shuffle_rewards: a run that must learn nothing.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     torch_threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
 ) -> None:
     """Train a model with an algorithm.
@@ -483,6 +483,11 @@ class _Progress:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        if "torch" in sys.modules:
+            from .agents.threads import oversubscribed
+
+            if warning := oversubscribed():
+                print(f"{self.what}: {warning}", file=sys.stderr)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -579,6 +584,7 @@ def gymtune(
 
 def main() -> None:
     """Run the command line. What the user can mend is told in one line; GYMTUNE_DEBUG=1 shows the traceback too."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded: threads that wait sleep
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # so that `module:name` finds what lies here, after all that is installed
     try:

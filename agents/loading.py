@@ -10,13 +10,14 @@ from pydantic import ValidationError
 
 from ..tools.errors import ConfigError, closest
 from .agent import ModelAgent
-from .models import load_model
+from .models import Decoder, load_model
 from .renderer import Renderer
 from .store import describe
+from .threads import use_threads
 from .torch_engine import TorchEngine
 from .trajectory import Sampling
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _MOST_SEQUENCES = 256  # slots of the engine: more episodes than these wait for one
 
 
@@ -33,15 +34,25 @@ def load_agent(
 
     Raises ModelError for a folder that is no model, ConfigError for a device or dtype that is not there.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}.{closest(dtype, DTYPES)}")
-    if device != "cpu" and not (device.partition(":")[0] == "cuda" and torch.cuda.is_available()):
-        raise ConfigError(f"device {device!r} is not there: wanted cpu, or cuda where torch sees a GPU")
-    if torch_threads is not None:
-        torch.set_num_threads(torch_threads)
-    model = load_model(folder, dtype=DTYPES[dtype], device=device)
+    use_threads(torch_threads)
+    model = place_model(folder, device=device, dtype=dtype)
     engine = TorchEngine(model, max_sequences=min(concurrency, _MOST_SEQUENCES))
     return ModelAgent(engine, Renderer.from_folder(folder), sampling)
+
+
+def place_model(folder: str | Path, *, device: str = "cpu", dtype: str = "float32") -> Decoder:
+    """Return the model of a folder, its weights in `dtype` on `device`.
+
+    Raises ModelError for a folder that is no model, ConfigError for a device or dtype that is not there.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}.{closest(dtype, DTYPES)}")
+    kind, _, index = device.partition(":")
+    if device != "cpu" and not (kind == "cuda" and torch.cuda.is_available()):
+        raise ConfigError(f"device {device!r} is not there: torch {torch.__version__} sees no GPU; use cpu")
+    if index and int(index) >= torch.cuda.device_count():
+        raise ConfigError(f"device {device!r} is not there: torch sees {torch.cuda.device_count()}")
+    return load_model(folder, dtype=DTYPES[dtype], device=device)
 
 
 def make_sampling(**given: Any) -> Sampling:

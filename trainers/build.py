@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from ..agents.agent import ModelAgent
-from ..agents.models import Decoder, load_model
+from ..agents.loading import place_model
+from ..agents.models import Decoder
 from ..agents.renderer import Renderer
 from ..agents.rollout import env_factory
 from ..agents.scorer import split_rewards
+from ..agents.threads import use_threads
 from ..agents.torch_engine import TorchEngine
 from ..agents.trajectory import Sampling
 from ..tools.errors import ConfigError
@@ -41,8 +41,7 @@ def train(config: TrainConfig | Resolved, *, resume: bool = False, listeners: Li
     """
     resolved = config if isinstance(config, Resolved) else Resolved(config, {})
     config = resolved.config
-    if config.torch_threads is not None:
-        torch.set_num_threads(config.torch_threads)
+    use_threads(config.torch_threads)
     run = RunFolder.resume(resolved) if resume else RunFolder(Path(config.output_dir))
     steps = run.checkpoint_steps() if resume else []
     start = run.checkpoint_path(steps[-1]) if steps else Path(config.model)
@@ -59,10 +58,7 @@ def train(config: TrainConfig | Resolved, *, resume: bool = False, listeners: Li
 
 
 def _load(folder: Path, config: TrainConfig) -> Decoder:
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device {config.device!r}: torch {torch.__version__} finds no CUDA device; use cpu")
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-    return load_model(folder, dtype=dtype, device=config.device)
+    return place_model(folder, device=config.device, dtype=config.dtype)
 
 
 def _build(config: TrainConfig, model: Decoder, renderer: Renderer, run: RunFolder) -> Trainer:

@@ -111,7 +111,7 @@ class TrainConfig(BaseModel):
     logging_steps: int = Field(default=1, ge=1, description="steps between lines of metrics")
     save_trajectories: bool = Field(default=True, description="keep the sampled trajectories in the run folder")
     torch_threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; none: torch's choice")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="dtype of the weights")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", description="dtype of the weights")
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
 
     @model_validator(mode="wrap")
