@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, perf_counter, sleep
+from time import monotonic, sleep
 
 import pytest
 
@@ -20,7 +20,7 @@ from gymtune.agents import read_trajectories
 GYMTUNE = str(Path(sys.executable).with_name("gymtune"))
 ROOT = Path(cli.__file__).parent
 CALCULATOR, ARITHMETIC = "gymtune/Calculator-v0", "gymtune/Arithmetic-v0"
-HELP_SECONDS = 0.5
+HELP_MODULES = 300  # half are of the interpreter and of typer; with gymtune.tools alone it would be 359
 SLOW_ENV = '''
 import time
 import gymnasium
@@ -379,21 +379,18 @@ def test_version_and_help(run: Run) -> None:
     assert run("envs").out.count("\n") > 5
 
 
-def test_help_is_quick_and_loads_nothing_heavy(tmp_path: Path) -> None:
+def test_help_loads_little_and_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['gymtune', '--help']; from gymtune.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'gymnasium', 'numpy', 'matplotlib', 'pydantic'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
+        "assert not heavy, heavy\n"
+        f"assert len(sys.modules) < {HELP_MODULES}, sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, stdout=subprocess.PIPE)
-    took = []
-    for _ in range(5):
-        began = perf_counter()
-        subprocess.run([GYMTUNE, "--help"], check=True, cwd=tmp_path, stdout=subprocess.PIPE)
-        took.append(perf_counter() - began)
-    assert min(took) < HELP_SECONDS
+    done = subprocess.run([GYMTUNE, "--help"], check=True, cwd=tmp_path, capture_output=True, text=True)
+    assert "rollout" in done.stdout
 
 
 def test_the_file_itself_is_the_same_program(tmp_path: Path) -> None:

@@ -263,7 +263,9 @@ def test_seconds_are_the_calls_own_and_not_the_wait_for_another() -> None:
 
 def test_done_too_late_is_a_timeout_whoever_was_waited_for(gate: threading.Event) -> None:
     late = make(lambda: gate.wait(0.15), "late", time_limit=0.05)
-    results = Toolbox([make(partial(gate.wait, HANG), "hang", time_limit=0.4), late]).call_all([ask("hang"), ask("late")])
+    results = Toolbox([make(partial(gate.wait, HANG), "hang", time_limit=0.4), late]).call_all(
+        [ask("hang"), ask("late")]
+    )
     assert [result.outcome for result in results] == [Outcome.timeout, Outcome.timeout]
 
 

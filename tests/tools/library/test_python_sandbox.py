@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from gymtune.tools.library import PythonSession, python_tool
 
 pytest.importorskip("pydantic_monty")
 LIMIT = 0.3
-TOOL = python_tool(time_limit=LIMIT)
-PATIENT = python_tool(time_limit=10)  # where another limit is to come first, however slow the machine
+HASTY = python_tool(time_limit=LIMIT)
+TOOL = python_tool(time_limit=60)  # where the limit on time is not to come first, however slow the machine
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the worker in /proc")
 
 
 def call(code: object, tool: Tool = TOOL) -> ToolResult:
@@ -111,7 +113,7 @@ def test_code_runs_once_whatever_its_last_line() -> None:
     ],
 )
 def test_errors_are_told_by_type(code: str, says: str, from_thread: Callable[[str, Tool], ToolResult]) -> None:
-    result = from_thread(code, PATIENT)
+    result = from_thread(code, TOOL)
     assert result.outcome is Outcome.exception
     assert says in result.content
 
@@ -128,10 +130,10 @@ def test_errors_are_told_by_type(code: str, says: str, from_thread: Callable[[st
     ],
 )
 def test_hangs_are_stopped_in_time(code: str, from_thread: Callable[[str, Tool], ToolResult]) -> None:
-    result = from_thread(code, TOOL)
+    result = from_thread(code, HASTY)
     assert result.outcome is Outcome.exception
     assert f"TimeoutError: stopped after {LIMIT:g} seconds" in result.content
-    assert LIMIT <= result.seconds < LIMIT + 3
+    assert result.seconds >= LIMIT
     assert from_thread("1 + 1", TOOL).content == "2"
 
 
@@ -140,17 +142,15 @@ def test_hangs_are_stopped_in_time(code: str, from_thread: Callable[[str, Tool],
 )
 def test_no_last_line_gets_its_value_out_of_the_worker(last: str) -> None:
     # `{a: 1}` is built in the worker's time, or stopped; this process would hash it for hours.
-    result = call(f"a = (1,)\nfor i in range(40):\n    a = (a, a)\n{last}")
-    assert result.seconds < 6
+    result = call(f"a = (1,)\nfor i in range(40):\n    a = (a, a)\n{last}", HASTY)
     assert result.content == "" or "Error" in result.content or result.content == "1"
 
 
 @pytest.mark.parametrize("last", ["a", "{a}", "{a: 1}", "[a] * 1000"])
 def test_values_that_are_exponential_to_hash_or_print_never_reach_this_process(last: str) -> None:
-    result = call(f"a = (1,)\nfor i in range(40):\n    a = (a, a)\n{last}")
+    result = call(f"a = (1,)\nfor i in range(40):\n    a = (a, a)\n{last}", HASTY)
     assert result.outcome is Outcome.exception
     assert "MemoryError" in result.content or "TimeoutError" in result.content
-    assert result.seconds < 6
 
 
 @pytest.mark.parametrize("code", ["print('x' * 3_000_000)", "'x' * 3_000_000", "for i in range(50_000): print(i)"])
@@ -182,18 +182,42 @@ def test_stateless_tool_forgets_and_travels() -> None:
     assert call("2 + 2", pickle.loads(pickle.dumps(TOOL))).content == "4"
 
 
-def test_calls_of_one_turn_run_beside_each_other() -> None:
-    calls = [ParsedCall(f"c{n}", "python", {"code": f"{n}" if n else "while True: pass"}, None, "") for n in range(4)]
-    began = time.monotonic()
-    results = Toolbox([TOOL]).call_all(calls)
-    assert [result.content for result in results[1:]] == ["1", "2", "3"]
-    assert time.monotonic() - began < 3
+def workers() -> set[int]:
+    """Return the worker processes of this one."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # gone in between
+            pid, name, _, parent = stat.read_text().split()[:4]
+            if name == "(monty)" and int(parent) == os.getpid():
+                found.add(int(pid))
+    return found
+
+
+@needs_proc
+def test_calls_run_beside_one_that_hangs() -> None:
+    before = workers()
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(call, "while True: pass", TOOL)
+        while not (found := workers() - before):
+            assert not hanging.done()
+        calls = [ParsedCall(f"c{n}", "python", {"code": f"{n}"}, None, "") for n in range(4)]
+        assert [result.content for result in Toolbox([TOOL]).call_all(calls)] == ["0", "1", "2", "3"]
+        assert not hanging.done()
+        for worker in found:
+            os.kill(worker, signal.SIGKILL)
+        assert "the Python process crashed" in hanging.result().content
 
 
 @pytest.fixture
 def session() -> Iterator[PythonSession]:
-    with PythonSession(time_limit=LIMIT) as session:
-        yield session
+    with PythonSession(time_limit=60) as made:
+        yield made
+
+
+@pytest.fixture
+def hasty_session() -> Iterator[PythonSession]:
+    with PythonSession(time_limit=LIMIT) as made:
+        yield made
 
 
 def test_session_keeps_variables_from_thread_to_thread(session: PythonSession) -> None:
@@ -220,8 +244,8 @@ def test_sessions_share_nothing(session: PythonSession) -> None:
         "a = (1,)\nfor i in range(40):\n    a = (a, a)\na",  # which limit comes first depends on the machine
     ],
 )
-def test_session_begins_anew_after_a_broken_limit(session: PythonSession, code: str) -> None:
-    [tool] = session.tools()
+def test_session_begins_anew_after_a_broken_limit(hasty_session: PythonSession, code: str) -> None:
+    [tool] = hasty_session.tools()
     assert call("kept = 1", tool).outcome is Outcome.ok
     broken = call(code, tool)
     assert "TimeoutError" in broken.content or "MemoryError" in broken.content
@@ -230,23 +254,12 @@ def test_session_begins_anew_after_a_broken_limit(session: PythonSession, code: 
     assert call("1 + 1", tool).content == "2"
 
 
-def workers() -> list[int]:
-    """Return the worker processes of this one."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # gone in between
-            pid, name, _, parent = stat.read_text().split()[:4]
-            if name == "(monty)" and int(parent) == os.getpid():
-                found.append(int(pid))
-    return found
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the worker in /proc")
+@needs_proc
 def test_a_killed_worker_is_an_error_and_the_next_call_works(session: PythonSession) -> None:
     [tool] = session.tools()
     before = workers()
     call("kept = 1", tool)
-    [worker] = set(workers()) - set(before)
+    [worker] = workers() - before
     timer = threading.Timer(0.2, lambda: os.kill(worker, signal.SIGKILL))
     timer.start()
     killed = call("while True: pass", tool)
@@ -266,13 +279,13 @@ def test_calls_at_once_share_a_session_one_after_another(session: PythonSession)
     assert session.run("n") == "8"
 
 
-def test_close_waits_for_the_running_call(session: PythonSession) -> None:
+def test_close_waits_for_the_running_call(hasty_session: PythonSession) -> None:
     results: list[ToolResult] = []
-    session.run("1")
-    thread = threading.Thread(target=lambda: results.append(call("while True: pass", session.tools()[0])))
+    hasty_session.run("1")
+    thread = threading.Thread(target=lambda: results.append(call("while True: pass", hasty_session.tools()[0])))
     thread.start()
     time.sleep(LIMIT / 4)
-    session.close()
+    hasty_session.close()
     thread.join()
     assert "TimeoutError: stopped" in results[0].content, "ended by its limit, not under its feet"
 
