@@ -4,9 +4,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+PEERS := .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-all demo bench
+.PHONY: help setup check test test-all demo bench peers
 
 help:
 	@echo "make setup     virtual environment and dependencies, once"
@@ -14,7 +15,7 @@ help:
 	@echo "make test      tests, bar the slow ones and those for a GPU"
 	@echo "make test-all  tests, bar those for a GPU"
 	@echo "make demo      a tool-using agent learns: SFT, then GRPO, minutes on a laptop"
-	@echo "make bench     speed and memory"
+	@echo "make bench     speed and memory; against TRL too after make peers"
 
 setup: $(READY)
 
@@ -40,4 +41,12 @@ demo: $(READY)
 	$(BIN)/python benchmarks/demo.py
 
 bench: $(READY)
-	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/bench.py --json runs/bench.json \
+		$(if $(wildcard $(PEERS)/.ready),--peer-python $(PEERS)/bin/python)
+
+peers: $(PEERS)/.ready
+
+$(PEERS)/.ready: .ci/constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -c .ci/constraints.txt torch 'trl==1.16.*'
+	@touch $@

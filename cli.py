@@ -30,7 +30,7 @@ _WIDE = 10_000  # columns where there is no terminal: a table for grep and less 
 
 app = typer.Typer(name="gymtune", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 envs_app = typer.Typer(no_args_is_help=True, help="Environments: what there is, and does it keep the contract.")
-models_app = typer.Typer(no_args_is_help=True, help="Models: a tiny one from scratch.")
+models_app = typer.Typer(no_args_is_help=True, help="Models: a tiny one from scratch; other forms in and out.")
 app.add_typer(envs_app, name="envs")
 app.add_typer(models_app, name="models")
 
@@ -423,6 +423,33 @@ def models_init(
         seed=seed,
     )
     print(f"model {out}")
+
+
+@models_app.command("import")
+def models_import(
+    source: Annotated[Path, typer.Argument(help="A .gguf file, or MiniMind's .pth.")],
+    out: Annotated[Path, typer.Option(help="Folder to make.")],
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder with the tokenizer that a .pth lacks.")] = None,
+) -> None:
+    """Make a Hugging Face folder of a model in another form."""
+    from .agents.models.importing import import_model
+
+    began = monotonic()
+    folder = import_model(source, out, tokenizer)
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    print(f"model {folder} ({size / 1e6:.0f} MB, {monotonic() - began:.1f} s)")
+
+
+@models_app.command("export")
+def models_export(
+    folder: Annotated[Path, typer.Argument(help="Model folder.")],
+    out: Annotated[Path, typer.Option(help="Folder for the file.")],
+    prefix: Annotated[str, typer.Option(help="First part of its name, as MiniMind's scripts want it.")] = "full_sft",
+) -> None:
+    """Write MiniMind's `.pth`, `PREFIX_WIDTH.pth` or `PREFIX_WIDTH_moe.pth`, for its own scripts to open."""
+    from .agents.models.minimind import export_minimind
+
+    print(f"weights {export_minimind(folder, out, prefix)}")
 
 
 # -- options to objects ------------------------------------------------------------------------------------------------

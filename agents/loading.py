@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ..tools.errors import ConfigError, closest
 from .agent import ModelAgent
-from .models import Decoder, load_model
+from .models import LanguageModel, check_vocabulary, load_any
 from .renderer import Renderer
 from .store import describe
 from .threads import use_threads
@@ -36,11 +36,13 @@ def load_agent(
     """
     use_threads(torch_threads)
     model = place_model(folder, device=device, dtype=dtype)
+    renderer = Renderer.from_folder(folder)
+    check_vocabulary(len(renderer.tokenizer), model.config, str(folder))
     engine = TorchEngine(model, max_sequences=min(concurrency, _MOST_SEQUENCES))
-    return ModelAgent(engine, Renderer.from_folder(folder), sampling)
+    return ModelAgent(engine, renderer, sampling)
 
 
-def place_model(folder: str | Path, *, device: str = "cpu", dtype: str = "float32") -> Decoder:
+def place_model(folder: str | Path, *, device: str = "cpu", dtype: str = "float32") -> LanguageModel:
     """Return the model of a folder, its weights in `dtype` on `device`.
 
     Raises ModelError for a folder that is no model, ConfigError for a device or dtype that is not there.
@@ -52,7 +54,7 @@ def place_model(folder: str | Path, *, device: str = "cpu", dtype: str = "float3
         raise ConfigError(f"device {device!r} is not there: torch {torch.__version__} sees no GPU; use cpu")
     if index and int(index) >= torch.cuda.device_count():
         raise ConfigError(f"device {device!r} is not there: torch sees {torch.cuda.device_count()}")
-    return load_model(folder, dtype=DTYPES[dtype], device=device)
+    return load_any(folder, DTYPES[dtype], device)
 
 
 def make_sampling(**given: Any) -> Sampling:

@@ -7,15 +7,20 @@ optimizer batch before it is split.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
+from operator import itemgetter
 
 import torch
 from torch import Tensor
 
 from ..agents.trajectory import Trajectory
 from ..tools.errors import DataError
+from .attention import PackedAttend, Piece
+
+WORTH_A_FORK = 16
+"""Tokens that sharing a beginning must save: each length of beginning costs one more call of attention in a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +37,18 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one forward pass takes.
+    """What one forward pass takes: a stream of T tokens without padding, rows behind one another.
 
-    `prefix` (P,): ids that all rows share, computed once. `ids` (B, T): the rest of the rows, padded on the right.
-    For the N trainable tokens, flat: `row` and `column` (N,) of the hidden state that predicts each, its id `targets`
-    and, per token, `old_logprobs`, `advantages`, `temperatures`, `trajectory`.
+    A row that begins as the one before it adds only what is new. `ids` and `positions` (1, T), a position being the
+    token's place in its row; `attend` knows which tokens a token sees. For the N trainable tokens, flat (N,): `source`,
+    where in the stream the hidden state stands that predicts each, its id `targets` and, per token, `old_logprobs`,
+    `advantages`, `temperatures`, `trajectory`.
     """
 
-    prefix: Tensor
     ids: Tensor
-    row: Tensor
-    column: Tensor
+    positions: Tensor
+    attend: PackedAttend
+    source: Tensor
     targets: Tensor
     old_logprobs: Tensor
     advantages: Tensor
@@ -97,43 +103,81 @@ def make_rows(trajectories: Sequence[Trajectory], advantages: Sequence[float], *
 
 
 def micro_batches(rows: Sequence[Row], max_tokens: int, device: torch.device) -> list[MicroBatch]:
-    """Split rows, longest first, so that a micro-batch pads to at most `max_tokens` (one row at least)."""
-    ordered = sorted(rows, key=lambda row: len(row.tokens), reverse=True)
+    """Pack rows so that a forward pass computes at most `max_tokens` (or one row), and no beginning twice if it can.
+
+    Rows are sorted by their tokens, which brings those of a group together, and groups whose prompts begin alike. Where
+    a pack is full, the cut goes where the next computes the least again, in the later half of the pack.
+    """
+    ordered = sorted(((row.tokens[: row.places[-1]], row) for row in rows), key=itemgetter(0))
+    inputs, rows = [tokens for tokens, _ in ordered], [row for _, row in ordered]
+    shared = _forks([0, *(_common(first, second) for first, second in pairwise(inputs))])
     batches: list[MicroBatch] = []
-    while ordered:
-        count = max(1, max_tokens // len(ordered[0].tokens))
-        batches.append(_collate(ordered[:count], device))
-        ordered = ordered[count:]
+    start = 0
+    while start < len(rows):
+        end, size = start + 1, len(inputs[start])
+        while end < len(rows) and (size := size + len(inputs[end]) - shared[end]) <= max_tokens:
+            end += 1
+        if end < len(rows):
+            end = min(range((start + end) // 2 + 1, end + 1), key=lambda cut: (shared[cut], -cut))
+        batches.append(_pack(rows[start:end], inputs[start:end], [0, *shared[start + 1 : end]], device))
+        start = end
     return batches
 
 
-def _shared_prefix(rows: Sequence[Row]) -> int:
-    """Return how many leading tokens all rows share, short of the one that predicts a first trainable token."""
-    if len(rows) < 2:
-        return 0
-    tokens = [row.tokens for row in rows]
-    # what the first and the last in dictionary order share, all share
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(min(tokens), max(tokens), strict=False)))
-    return min(shared, *(row.places[0] - 1 for row in rows))
+def _common(first: list[int], second: list[int]) -> int:
+    """Return how many leading tokens two rows share."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
-def _collate(rows: Sequence[Row], device: torch.device) -> MicroBatch:
-    shared = _shared_prefix(rows)
-    width = max(len(row.tokens) for row in rows) - shared
-    ids = [[*row.tokens[shared:], *([0] * (width + shared - len(row.tokens)))] for row in rows]
+def _forks(shared: list[int]) -> list[int]:
+    """Return how many tokens each sorted row takes from the row before it, given how many it could take.
 
-    def flat(values: list[list[float]] | list[list[int]], dtype: torch.dtype) -> Tensor:
+    Rows that share n tokens more than their neighbours do are made to share them only where that saves
+    `WORTH_A_FORK` tokens in all; else they share what their neighbours do.
+    """
+    taken = [0] * len(shared)
+    spans = [(0, len(shared), 0)]
+    while spans:
+        low, high, depth = spans.pop()
+        if high - low < 2:
+            continue
+        level = min(shared[low + 1 : high])
+        cuts = [i for i in range(low + 1, high) if shared[i] == level]
+        if (level - depth) * (high - low - 1) >= WORTH_A_FORK:
+            depth = level
+        for cut in cuts:
+            taken[cut] = depth
+        spans += [(a, b, depth) for a, b in pairwise((low, *cuts, high))]
+    return taken
+
+
+def _pack(rows: Sequence[Row], inputs: Sequence[list[int]], shared: Sequence[int], device: torch.device) -> MicroBatch:
+    """Lay rows behind one another; each shares its first `shared` tokens with the row before it."""
+    ids: list[int] = []
+    positions: list[int] = []
+    source: list[int] = []
+    pieces: list[Piece] = []
+    path: list[int] = []  # where the tokens of the row at hand stand in the stream
+    for row, tokens, depth in zip(rows, inputs, shared, strict=True):
+        new = tokens[depth:]
+        if new:
+            pieces.append(Piece(len(ids), len(new), path[:depth]))
+        path[depth:] = range(len(ids), len(ids) + len(new))
+        ids += new
+        positions += range(depth, len(tokens))
+        source += [path[t - 1] for t in row.places]
+
+    def flat(values: Iterable[Iterable[float]], dtype: torch.dtype) -> Tensor:
         return torch.tensor([value for row in values for value in row], dtype=dtype, device=device)
 
-    counts = [len(row.places) for row in rows]
     return MicroBatch(
-        prefix=torch.tensor(rows[0].tokens[:shared], dtype=torch.long, device=device),
-        ids=torch.tensor(ids, dtype=torch.long, device=device),
-        row=flat([[i] * n for i, n in enumerate(counts)], torch.long),
-        column=flat([[t - 1 - shared for t in row.places] for row in rows], torch.long),
-        targets=flat([[row.tokens[t] for t in row.places] for row in rows], torch.long),
-        old_logprobs=flat([row.old_logprobs for row in rows], torch.float32),
-        advantages=flat([[row.advantage] * n for row, n in zip(rows, counts, strict=True)], torch.float32),
-        temperatures=flat([[row.temperature] * n for row, n in zip(rows, counts, strict=True)], torch.float32),
-        trajectory=flat([[row.trajectory] * n for row, n in zip(rows, counts, strict=True)], torch.long),
+        ids=flat([ids], torch.long).unsqueeze(0),
+        positions=flat([positions], torch.long).unsqueeze(0),
+        attend=PackedAttend(pieces, device),
+        source=flat([source], torch.long),
+        targets=flat(([row.tokens[t] for t in row.places] for row in rows), torch.long),
+        old_logprobs=flat((row.old_logprobs for row in rows), torch.float32),
+        advantages=flat(([row.advantage] * len(row.places) for row in rows), torch.float32),
+        temperatures=flat(([row.temperature] * len(row.places) for row in rows), torch.float32),
+        trajectory=flat(([row.trajectory] * len(row.places) for row in rows), torch.long),
     )

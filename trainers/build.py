@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..agents.agent import ModelAgent
 from ..agents.loading import place_model
-from ..agents.models import Decoder
+from ..agents.models import LanguageModel, apply_lora, check_vocabulary, load_adapter
 from ..agents.renderer import Renderer
 from ..agents.rollout import env_factory
 from ..agents.scorer import split_rewards
@@ -15,7 +15,7 @@ from ..agents.threads import use_threads
 from ..agents.torch_engine import TorchEngine
 from ..agents.trajectory import Sampling
 from ..tools.errors import ConfigError
-from .checkpoint import load_state
+from .checkpoint import ADAPTER, load_state
 from .config import Resolved, TrainConfig
 from .dataset import TrajectoryDataset
 from .loop import OnEpisode, OnStall, OnStep, Trainer
@@ -44,11 +44,11 @@ def train(config: TrainConfig | Resolved, *, resume: bool = False, listeners: Li
     use_threads(config.torch_threads)
     run = RunFolder.resume(resolved) if resume else RunFolder(Path(config.output_dir))
     steps = run.checkpoint_steps() if resume else []
-    start = run.checkpoint_path(steps[-1]) if steps else Path(config.model)
-    trainer = _build(config, _load(start, config), Renderer.from_folder(config.model), run)
+    start = run.checkpoint_path(steps[-1]) if steps else None
+    trainer = _build(config, _policy(config, start), Renderer.from_folder(config.model), run)
     if not resume:  # only now: a config that cannot be built leaves no folder behind
         RunFolder.create(resolved)
-    if steps:
+    if start is not None:
         trainer.restore(start, load_state(start))
     elif resume:
         run.rewind(0)
@@ -57,12 +57,35 @@ def train(config: TrainConfig | Resolved, *, resume: bool = False, listeners: Li
     return trainer.train(Path(config.model))
 
 
-def _load(folder: Path, config: TrainConfig) -> Decoder:
+def _load(folder: Path, config: TrainConfig) -> LanguageModel:
     return place_model(folder, device=config.device, dtype=config.dtype)
 
 
-def _build(config: TrainConfig, model: Decoder, renderer: Renderer, run: RunFolder) -> Trainer:
+def _policy(config: TrainConfig, start: Path | None) -> LanguageModel:
+    """Return the model to train, as it was in the checkpoint `start`; with LoRA it is the base with its adapter."""
+    base = Path(config.model)
+    if config.lora_r is None:
+        return _load(start or base, config)
+    model = _load(base, config)
+    if start is not None:
+        load_adapter(model, start / ADAPTER)
+        return model
+    apply_lora(
+        model,
+        r=config.lora_r,
+        alpha=config.lora_alpha,
+        dropout=config.lora_dropout,
+        target_modules=config.lora_target_modules,
+        seed=config.seed,
+    )
+    return model
+
+
+def _build(config: TrainConfig, model: LanguageModel, renderer: Renderer, run: RunFolder) -> Trainer:
     """Return the trainer of a config: its agent, and its env or its data."""
+    check_vocabulary(len(renderer.tokenizer), model.config, config.model)
+    if config.gradient_checkpointing:
+        model.checkpoint_layers()
     longest = model.config.max_position_embeddings
     if config.max_model_length is not None and config.max_model_length > longest:
         raise ConfigError(
@@ -81,7 +104,7 @@ def _build(config: TrainConfig, model: Decoder, renderer: Renderer, run: RunFold
     weights, scorer = split_rewards(config.reward_weights, config.reward_model)
     env = env_factory(config.env, agent, config.env_args, weights)
     reference = None
-    if config.beta > 0:
+    if config.beta > 0 and config.lora_r is None:  # an adapter switched off is the starting model
         reference = _load(Path(config.model), config).requires_grad_(False)
     trainer = Trainer(config, model, agent, run, env=env, reference=reference)
     trainer.scorer = scorer

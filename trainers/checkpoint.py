@@ -14,10 +14,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ..agents.models import Decoder, save_model
+from ..agents.models import LanguageModel, has_adapter, save_adapter, save_any, trainable_parameters
 from ..tools.errors import RunError
 
 _TOKENIZER_FILES = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
+ADAPTER = "adapter"
+"""Folder of the adapter beside the merged weights, in PEFT's format."""
+
 _STATE = "trainer_state.json"
 _OPTIMIZER = "optimizer.safetensors"
 
@@ -33,7 +36,7 @@ def write_aside(target: Path, fill: Callable[[Path], None]) -> None:
     try:
         aside.mkdir(parents=True)
         fill(aside)
-        for file in aside.iterdir():
+        for file in (path for path in aside.rglob("*") if path.is_file()):
             with file.open("rb+") as handle:
                 os.fsync(handle.fileno())
         shutil.rmtree(old, ignore_errors=True)
@@ -49,27 +52,24 @@ def write_aside(target: Path, fill: Callable[[Path], None]) -> None:
             os.replace(old, target)
 
 
-def save_pretrained(model: Decoder, tokenizer_folder: Path, target: Path) -> None:
-    """Write `target` as a Hugging Face folder: weights, config, and the tokenizer of `tokenizer_folder`."""
+def save_pretrained(model: LanguageModel, start: Path, target: Path) -> None:
+    """Write `target` as a Hugging Face folder: weights, config, and the tokenizer of `start`, where training began.
 
-    def fill(folder: Path) -> None:
-        save_model(model, folder)
-        _copy_tokenizer(tokenizer_folder, folder)
-
-    write_aside(target, fill)
+    Of a model with an adapter the weights are merged, and the adapter is saved beside them.
+    """
+    write_aside(target, lambda folder: _write_model(model, start, folder))
 
 
 def save_checkpoint(
-    target: Path, model: Decoder, tokenizer_folder: Path, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+    target: Path, model: LanguageModel, start: Path, optimizer: torch.optim.Optimizer, state: dict[str, Any]
 ) -> None:
     """Write what `load_optimizer` and `load_state` continue from: the model's folder, optimizer, `state` as JSON."""
 
     def fill(folder: Path) -> None:
-        save_model(model, folder)
-        _copy_tokenizer(tokenizer_folder, folder)
+        _write_model(model, start, folder)
         tensors = {
             f"{name}/{key}": value.contiguous()
-            for name, parameter in model.named_parameters()
+            for name, parameter in trainable_parameters(model).items()
             for key, value in optimizer.state[parameter].items()
         }
         save_file(tensors, folder / _OPTIMIZER)
@@ -78,7 +78,7 @@ def save_checkpoint(
     write_aside(target, fill)
 
 
-def load_optimizer(folder: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> None:
+def load_optimizer(folder: Path, model: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
     """Give `optimizer` the state it had when `folder` was written. Raises RunError for one of another model."""
     file = folder / _OPTIMIZER
     try:
@@ -86,7 +86,7 @@ def load_optimizer(folder: Path, model: Decoder, optimizer: torch.optim.Optimize
     except (OSError, SafetensorError) as error:
         raise RunError(f"{file}: cannot read: {error}; remove {folder} and --resume from the one before") from error
     states: dict[str, dict[str, torch.Tensor]] = {}
-    parameters = dict(model.named_parameters())
+    parameters = trainable_parameters(model)
     for key, tensor in tensors.items():
         name, _, field = key.rpartition("/")
         if name not in parameters or (field != "step" and tensor.shape != parameters[name].shape):
@@ -108,6 +108,13 @@ def load_state(folder: Path) -> dict[str, Any]:
             f"{folder / _STATE}: cannot read: {error}; remove {folder} and --resume from the one before"
         ) from error
     return state
+
+
+def _write_model(model: LanguageModel, start: Path, folder: Path) -> None:
+    save_any(model, folder)
+    _copy_tokenizer(start, folder)
+    if has_adapter(model):
+        save_adapter(model, folder / ADAPTER, start)
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:

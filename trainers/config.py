@@ -71,13 +71,23 @@ class TrainConfig(BaseModel):
     adam_epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the squared gradient")
     max_grad_norm: float = Field(default=1.0, gt=0, description="gradients of a larger norm are scaled down to it")
 
+    lora_r: int | None = Field(default=None, ge=1, description="rank of LoRA adapters; none: every weight is trained")
+    lora_alpha: int = Field(default=32, ge=1, description="what adapters add is multiplied by lora_alpha / lora_r")
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1, description="share of an adapter's inputs that is dropped")
+    lora_target_modules: str | list[str] = Field(
+        default="all-linear", description="ends of the names of the matrices that get an adapter"
+    )
+
     prompts_per_step: int = Field(default=32, ge=1, description="tasks sampled in a step, each a group")
     num_generations: int = Field(default=8, ge=2, description="episodes of one group")
     batch_size: int = Field(default=64, ge=1, description="trajectories of one optimizer step")
     mini_batches: int = Field(default=1, ge=1, description="optimizer steps that a rollout batch is split into")
     num_iterations: int = Field(default=1, ge=1, description="passes over a rollout batch")
     micro_batch_tokens: int = Field(
-        default=4096, ge=1, description="tokens in one forward; bounds memory and padding, not the result"
+        default=4096, ge=1, description="tokens computed in one forward; bounds memory, not the result"
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="compute layers again in the backward pass: less memory, a third more work"
     )
 
     temperature: float = Field(default=1.0, gt=0, description="of sampling, and of the log-probs in the loss")

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..agents.agent import ModelAgent
 from ..agents.backend import derive_seed
-from ..agents.models import Decoder
+from ..agents.models import LanguageModel, merged_state
 from ..agents.rollout import Limits, plan_episodes, run_episodes
 from ..agents.scorer import Scorer
 from ..agents.trajectory import Trajectory
@@ -57,13 +57,13 @@ class Trainer:
     def __init__(
         self,
         config: TrainConfig,
-        model: Decoder,
+        model: LanguageModel,
         agent: ModelAgent,
         run: RunFolder,
         *,
         env: Callable[[], ChatEnv] | None = None,
         dataset: TrajectoryDataset | None = None,
-        reference: Decoder | None = None,
+        reference: LanguageModel | None = None,
     ) -> None:
         self.config, self.model, self.agent, self.run = config, model, agent, run
         self.env, self.dataset, self.scorer = env, dataset, Scorer([])
@@ -93,7 +93,7 @@ class Trainer:
             for mini_batches in self.batches(trajectories, advantages):
                 self.updater.update(mini_batches, self.step, stats)
             self.step += 1
-            self.agent.backend.load_weights(self.step, dict(self.model.named_parameters()))
+            self._sync()
             seconds = {"time/rollout": sampled - began, "step_time": perf_counter() - began}
             self.report(trajectories, stats, seconds)
             if self._checkpoint_due():
@@ -194,6 +194,12 @@ class Trainer:
             self.run.log(metrics)
         self.on_step(metrics)
 
+    def _sync(self) -> None:
+        """Give the backend the weights of this step; one that has a model of its own knows no adapters."""
+        shared = getattr(self.agent.backend, "model", None) is self.model
+        weights = dict(self.model.named_parameters()) if shared else merged_state(self.model)
+        self.agent.backend.load_weights(self.step, weights)
+
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     @property
@@ -219,5 +225,5 @@ class Trainer:
         """Continue from a checkpoint whose weights the model already holds."""
         load_optimizer(folder, self.model, self.updater.optimizer)
         self.step, self.tokens_seen = state["step"], state["tokens_seen"]
-        self.agent.backend.load_weights(self.step, dict(self.model.named_parameters()))
+        self._sync()
         self.run.rewind(self.step)

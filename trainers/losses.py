@@ -1,4 +1,4 @@
-"""Losses of single tokens, how they are averaged over a batch, and the log-probs that they read.
+"""Losses of single tokens, and how they are averaged over a batch.
 
 Tensors of tokens are flat, `(N,)`, and hold trainable tokens only: there is no padding and no mask, so nothing masked
 can leak into a sum. All is computed in float32 (float64 stays float64), whatever the dtype of the weights.
@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from ..tools.errors import ConfigError, RunError
+from ..tools.errors import RunError
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios stop here (a ratio of 5e8): past 88 a float32 `exp` is inf, and inf times an advantage of 0 is NaN."""
@@ -119,39 +117,6 @@ def aggregate(
     if lengths is None:
         raise RunError("averaging 'sequence_mean' needs lengths: the trainable tokens of each trajectory")
     return (values / lengths[sequence]).sum() / max(counts.sequences, 1)
-
-
-def token_logprobs(
-    hidden: Tensor, head_weight: Tensor, targets: Tensor, temperature: float | Tensor, chunk: int = 4096
-) -> tuple[Tensor, Tensor]:
-    """Return log-probs `(N,)` of `targets` `(N,)` int64 and the entropy `(N,)`, detached, of each distribution.
-
-    The distribution is the full softmax of `hidden (N, E) @ head_weight (V, E)^T / temperature`, a number or `(N,)`:
-    what the sampler drew from. With more than `chunk` tokens the logits are made anew in the backward pass, so that
-    never more than `(chunk, V)` of them live. Raises `ConfigError` for a temperature that is not positive.
-    """
-    scales = torch.as_tensor(temperature, dtype=torch.float64, device=hidden.device)
-    if not bool((scales > 0).all()):
-        raise ConfigError(f"temperature must be positive, came {temperature}: greedy tokens have no log-probs to train")
-    scales = scales.expand(len(hidden))
-    if len(hidden) <= chunk:
-        return _chunk_logprobs(hidden, head_weight, targets, scales)
-    parts = [
-        checkpoint(_chunk_logprobs, h, head_weight, t, s, use_reentrant=False, preserve_rng_state=False)
-        for h, t, s in zip(*(torch.split(whole, chunk) for whole in (hidden, targets, scales)), strict=True)
-    ]
-    logprobs, entropies = zip(*parts, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
-
-
-def _chunk_logprobs(hidden: Tensor, head_weight: Tensor, targets: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """The entropy comes last and outside the graph: recomputing for the backward pass stops before it."""
-    logits = _wide(F.linear(hidden, head_weight))
-    log_softmax = F.log_softmax(logits.div_(scales.to(logits.dtype).unsqueeze(1)), dim=-1)
-    logprobs = log_softmax.gather(1, targets.unsqueeze(1)).squeeze(1)
-    with torch.no_grad():
-        entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
-    return logprobs, entropy
 
 
 def _ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from ..agents.models import CausalAttend, Decoder, PrefixAttend, RecordAttend
+from ..agents.models.contract import LanguageModel
 from .batch import MicroBatch
-from .losses import token_logprobs
+from .fused_logprob import token_logprobs
 
 
-def policy_logprobs(model: Decoder, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-    """Return log-probs and (detached) entropies of the N trainable tokens, each (N,) fp32.
+def policy_logprobs(model: LanguageModel, batch: MicroBatch, *, entropy_grad: bool = False) -> tuple[Tensor, Tensor]:
+    """Return log-probs and entropies of the N trainable tokens, each (N,) fp32; see `token_logprobs`.
 
-    The prefix that all rows share is computed once; logits exist only where a trainable token is predicted.
+    Nothing is padded, what rows share at their beginning is computed once, and logits exist only where a trainable
+    token is predicted, a chunk at a time.
     """
-    shared, width = len(batch.prefix), batch.ids.shape[1]
-    positions = torch.arange(shared, shared + width, device=batch.ids.device)[None]
-    if shared:
-        record = RecordAttend()
-        model(batch.prefix[None], torch.arange(shared, device=batch.ids.device)[None], record)
-        hidden = model(batch.ids, positions, PrefixAttend(record))
-    else:
-        hidden = model(batch.ids, positions, CausalAttend())
-    return token_logprobs(hidden[batch.row, batch.column], model.head_weight, batch.targets, batch.temperatures)
+    hidden = model(batch.ids, batch.positions, batch.attend).squeeze(0).index_select(0, batch.source)
+    return token_logprobs(hidden, model.head_weight, batch.targets, batch.temperatures, entropy_grad=entropy_grad)

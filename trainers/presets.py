@@ -13,7 +13,9 @@ from typing import Any
 LOOP = frozenset({
     "algo", "model", "output_dir", "seed", "max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps",
     "min_lr_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "micro_batch_tokens",
+    "gradient_checkpointing",
     "averaging", "save_steps", "save_total_limit", "logging_steps", "torch_threads", "dtype", "device",
+    "lora_r", "lora_alpha", "lora_target_modules",
 })  # fmt: skip
 """Keys of the loop that every algorithm shares."""
 
@@ -37,7 +39,7 @@ class Preset:
 PRESETS: Mapping[str, Preset] = {
     "sft": Preset(
         values={"averaging": "token_mean", "learning_rate": 1e-3},
-        reads=LOOP | {"data", "batch_size", "min_reward"},
+        reads=LOOP | {"data", "batch_size", "min_reward", "lora_dropout"},
     ),
     "grpo": Preset(values={"averaging": "sequence_mean"}, reads=GROUPS | {"epsilon"}),
     "cispo": Preset(
@@ -55,6 +57,9 @@ def unread(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, st
     for key in fields.keys() - PRESETS[algo].reads:
         readers = [name for name, preset in PRESETS.items() if key in preset.reads]
         reasons[key] = f"--algo {algo} does not read it; {' and '.join(readers)} would"
+    if values.get("lora_r") is None:
+        for key in ("lora_alpha", "lora_dropout", "lora_target_modules"):
+            reasons.setdefault(key, "lora_r is none, so there is no adapter; with a rank it would be read")
     if values.get("lr_scheduler_type") == "constant":
         reasons["min_lr_ratio"] = "a constant learning rate never falls; linear and cosine would read it"
     return reasons

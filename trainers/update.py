@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..agents.models import Decoder
+from ..agents.backend import derive_seed
+from ..agents.models import adapter_off, has_adapter
+from ..agents.models.contract import LanguageModel
 from ..tools.errors import ConfigError, RunError
 from .algorithm import Algorithm, TokenBatch
 from .batch import MicroBatch, Row, micro_batches
@@ -59,32 +62,36 @@ class Updater:
     """Owns optimizer and learning-rate schedule of a model.
 
     Args:
-        model: trained in place.
+        model: trained in place, as far as its parameters require a gradient; the rest is left alone.
         algorithm: gives the loss of each token.
         config: optimizer, schedule, averaging.
-        reference: frozen model of the KL term; goes with `beta` > 0.
+        reference: frozen model of the KL term; goes with `beta` > 0, unless an adapter switched off is the reference.
         max_tokens: most trainable tokens a trajectory may have (the constant of averaging `constant`).
 
-    Raises ConfigError when `beta` and `reference` do not go together.
+    Raises ConfigError when `beta` and `reference` do not go together, and when every parameter is frozen.
     """
 
     def __init__(
         self,
-        model: Decoder,
+        model: LanguageModel,
         algorithm: Algorithm,
         config: TrainConfig,
-        reference: Decoder | None = None,
+        reference: LanguageModel | None = None,
         max_tokens: int = 1,
     ) -> None:
-        if (config.beta > 0) != (reference is not None):
+        if (config.beta > 0 and not has_adapter(model)) != (reference is not None):
             raise ConfigError(
-                f"beta is {config.beta} and the reference model is {type(reference).__name__}: one needs the other"
+                f"beta is {config.beta} and the reference model is {type(reference).__name__}: one needs the other, "
+                "but a model with an adapter is its own reference"
             )
         self.model, self.algorithm, self.config = model, algorithm, config
         self.reference, self.max_tokens = reference, max_tokens
         self.device = model.head_weight.device
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not self.parameters:
+            raise ConfigError("no parameter of the model requires a gradient, so there is nothing to train")
         self.optimizer = torch.optim.AdamW(
-            model.parameters(),
+            self.parameters,
             lr=config.learning_rate,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_epsilon,
@@ -112,9 +119,11 @@ class Updater:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(step)
+        if self.config.lora_dropout > 0:
+            torch.manual_seed(derive_seed(self.config.seed, "dropout", step))  # a resumed run drops the same
         for rows in mini_batches:
             loss = self._gradient(rows, stats)
-            norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
+            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise RunError(
                     f"step {step}: the loss is {loss} and the gradient norm {norm}; this update was not made. Lower "
@@ -127,7 +136,7 @@ class Updater:
 
     def _gradient(self, rows: Sequence[Row], stats: UpdateStats) -> float:
         """Set the gradients of one optimizer batch and return its loss."""
-        for parameter in self.model.parameters():
+        for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)  # an update without trainable tokens is a step of gradient 0
         lengths = torch.zeros(max((row.trajectory for row in rows), default=0) + 1, device=self.device)
         for row in rows:
@@ -135,11 +144,18 @@ class Updater:
         counts = BatchCounts(int(lengths.sum()), int((lengths > 0).sum()), self.max_tokens)
         # A token of advantage 0 has no gradient (unless the KL term gives it one): it counts, but is not computed.
         live = [row for row in rows if row.advantage != 0 or self.config.beta > 0]
+        batches = micro_batches(live, self.config.micro_batch_tokens, self.device)
+        computed = sum(batch.ids.numel() for batch in batches)
         total = 0.0
-        for batch in micro_batches(live, self.config.micro_batch_tokens, self.device):
+        self.model.train()  # a router is to be balanced, dropout of adapters to act: here alone
+        for batch in batches:
             loss = self._loss(batch, counts, lengths, stats)
+            router = self.model.router_loss()
+            if router is not None:  # an average over the tokens that went through it
+                loss = loss + router * (self.model.config.router_aux_loss_coef * batch.ids.numel() / computed)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
+        self.model.eval()
         return total
 
     def _loss(self, batch: MicroBatch, counts: BatchCounts, lengths: Tensor, stats: UpdateStats) -> Tensor:
@@ -147,10 +163,8 @@ class Updater:
         logprobs, entropy = policy_logprobs(self.model, batch)
         token = self.algorithm.loss(TokenBatch(logprobs, batch.old_logprobs, batch.advantages))
         values = token.loss
-        if self.reference is not None:
-            with torch.no_grad():
-                reference, _ = policy_logprobs(self.reference, batch)
-            kl = kl_k3(logprobs, reference)
+        if self.config.beta > 0:
+            kl = kl_k3(logprobs, self._reference_logprobs(batch))
             values = values + self.config.beta * kl
             stats.kl += float(kl.detach().sum())
         stats.tokens += len(values)
@@ -166,3 +180,10 @@ class Updater:
                 stats.gap_max = max(stats.gap_max, float(gap.max()))
                 stats.gap_tokens += len(gap)
         return aggregate(values, batch.trajectory, counts, self.config.averaging, lengths)
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
+        """Return log-probs of the starting model: the reference, or the model itself with its adapter off."""
+        model = self.model if self.reference is None else self.reference
+        with adapter_off(model) if self.reference is None else nullcontext():
+            return policy_logprobs(model, batch)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,18 +15,22 @@ from torch import Tensor
 from ...tools.errors import ModelError
 from .config import MAKE_ONE, ModelConfig, read_json
 from .decoder import Decoder
+from .lora import merged_state
+from .moe import split_experts
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _TIED_HEAD = "lm_head.weight"
 _SHOWN = 10
+_FLOATS = ("F64", "F32", "BF16", "F16")
+_NOT_READ = ".rotary_emb.inv_freq"  # old files hold these constants
 
 
 def load_model(folder: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Decoder:
-    """Return the decoder of a Hugging Face folder, one file or sharded, its weights cast to `dtype`.
+    """Return the decoder of a Hugging Face folder, one file or sharded, its weights cast to `dtype`, in eval mode.
 
-    Raises ModelError when the folder is no model, or when names or shapes of tensors differ from what its
-    config asks for; every difference is listed (ten, then a count) and nothing is loaded.
+    Raises ModelError when the folder is no model, when names or shapes of tensors differ from what its config asks
+    for (every difference is listed: ten, then a count), or when memory runs out; then nothing is loaded.
     """
     path = Path(folder)
     config = ModelConfig.from_folder(path)
@@ -38,26 +43,32 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32, device: s
         found.pop(_TIED_HEAD, None)  # some files store the embedding a second time
     _compare(path, wanted, found)
     weights: dict[str, Tensor] = {}
-    for file in files:
-        with safe_open(file, framework="pt") as opened:
-            names = wanted.keys() & set(opened.keys())
-            # a copy, for the tensor may lie in the mapped file, which a later save in place would pull away
-            weights |= {name: opened.get_tensor(name).to(device, dtype, copy=True) for name in names}
+    try:
+        for file in files:
+            weights |= _read(file, set(wanted), dtype, torch.device(device))
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        size = sum(math.prod(shape) for shape in wanted.values()) * dtype.itemsize / 1e9
+        raise ModelError(
+            f"{path}: out of memory on {device}: the weights take {size:.2f} GB as {dtype}. "
+            "Take bfloat16, a smaller model or a larger machine."
+        ) from error
     model.load_state_dict(weights, assign=True)
-    return model
+    return model.eval()
 
 
 def save_model(model: Decoder, folder: str | Path) -> None:
     """Write `config.json`, `generation_config.json` and `model.safetensors` into `folder`, in place.
 
-    A tied head is stored once, as the embedding. The caller writes aside and renames where a crash must not
-    leave half a folder.
+    A tied head is stored once, as the embedding; adapters are merged. The caller writes aside and renames where a
+    crash must not leave half a folder.
     """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     config = model.config.to_dict()
     config["dtype"] = str(model.head_weight.dtype).removeprefix("torch.")
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in merged_state(model).items()}
     save_file(weights, path / WEIGHTS, metadata={"format": "pt"})
     write_json(path / "config.json", config)
     write_json(path / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
@@ -86,12 +97,33 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor of a file, from its header alone."""
+    """Return name and shape of every weight of a file, from its header alone, fused experts one by one."""
+    found: dict[str, tuple[int, ...]] = {}
+    odd: list[str] = []
     try:
         with safe_open(file, framework="pt") as opened:
-            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            for name in opened.keys():  # noqa: SIM118 - it is no dict
+                header = opened.get_slice(name)
+                if header.get_dtype() not in _FLOATS:
+                    odd.append(f"{name} is {header.get_dtype()}")
+                whole = torch.empty(header.get_shape(), device="meta")
+                found |= {part: tuple(tensor.shape) for part, tensor in split_experts(name, whole).items()}
     except SafetensorError as error:
         raise ModelError(f"{file}: not a whole safetensors file: {error}. Fetch or save it again.") from error
+    if odd:
+        raise ModelError(f"{file}: wanted float weights, {_listed(odd)}. Quantised models are not supported.")
+    return {name: shape for name, shape in found.items() if not name.endswith(_NOT_READ)}
+
+
+def _read(file: Path, wanted: set[str], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Return the wanted weights of a file, cast."""
+    weights: dict[str, Tensor] = {}
+    with safe_open(file, framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118 - it is no dict
+            parts = split_experts(name, opened.get_tensor(name))
+            # a copy, for the tensor may lie in the mapped file, which a later save in place would pull away
+            weights |= {part: tensor.to(device, dtype, copy=True) for part, tensor in parts.items() if part in wanted}
+    return weights
 
 
 def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:

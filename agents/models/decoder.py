@@ -11,8 +11,11 @@ from typing import Protocol, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .config import ModelConfig
+from .moe import MLP, MoE, balance_loss
+from .rope import rope_table, rotate
 
 
 class Attend(Protocol):
@@ -34,44 +37,6 @@ class CausalAttend:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
-class RecordAttend(CausalAttend):
-    """Causal attention that keeps every layer's keys and values, with their gradient, for `PrefixAttend`."""
-
-    def __init__(self) -> None:
-        self.keys_values: list[tuple[Tensor, Tensor]] = []
-        """By layer: k and v, each (B, KV, T, D), of the latest forward pass."""
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Record k and v, then attend causally; shapes as in `Attend`."""
-        if layer == 0:
-            self.keys_values = []
-        self.keys_values.append((k, v))
-        return super().__call__(layer, q, k, v)
-
-
-class PrefixAttend:
-    """Rows attend to a prefix they share, computed once, and causally to themselves.
-
-    The gradient flows through the recorded keys and values, summed over the rows: loss and gradients equal those
-    of every row computed whole. Positions of the rows start at the prefix's length.
-    """
-
-    def __init__(self, recorded: RecordAttend) -> None:
-        """Take what `RecordAttend` kept of a forward pass with one row (1, P)."""
-        self.keys_values = recorded.keys_values
-        self._mask: Tensor | None = None
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend to prefix and row; shapes as in `Attend`."""
-        prefix_k, prefix_v = self.keys_values[layer]
-        rows, past, new = q.shape[0], prefix_k.shape[2], q.shape[2]
-        if self._mask is None or self._mask.shape != (new, past + new):
-            self._mask = torch.ones(new, past + new, dtype=torch.bool, device=q.device).tril_(past)
-        k = torch.cat((prefix_k.expand(rows, -1, -1, -1), k), 2)
-        v = torch.cat((prefix_v.expand(rows, -1, -1, -1), v), 2)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=self._mask, enable_gqa=True)
-
-
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last axis; torch computes it in fp32 for bf16 and fp16 too."""
 
@@ -86,20 +51,20 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections, the norms of Qwen3 and rope around an `Attend`."""
+    """Projections, norms of queries and keys where the family has them, and rope around an `Attend`."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         hidden, dim = config.hidden_size, config.head_dim
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.layer, self.dim = layer, dim
-        self.q_proj = nn.Linear(hidden, heads * dim, bias=False)
-        self.k_proj = nn.Linear(hidden, kv_heads * dim, bias=False)
-        self.v_proj = nn.Linear(hidden, kv_heads * dim, bias=False)
-        self.o_proj = nn.Linear(heads * dim, hidden, bias=False)
-        norm = config.model_type == "qwen3"
-        self.q_norm = RMSNorm(dim, config.rms_norm_eps) if norm else None
-        self.k_norm = RMSNorm(dim, config.rms_norm_eps) if norm else None
+        family, bias = config.family, config.attention_bias
+        self.q_proj = nn.Linear(hidden, heads * dim, bias=bias or family.qkv_bias)
+        self.k_proj = nn.Linear(hidden, kv_heads * dim, bias=bias or family.qkv_bias)
+        self.v_proj = nn.Linear(hidden, kv_heads * dim, bias=bias or family.qkv_bias)
+        self.o_proj = nn.Linear(heads * dim, hidden, bias=bias)
+        self.q_norm = RMSNorm(dim, config.rms_norm_eps) if family.qk_norm else None
+        self.k_norm = RMSNorm(dim, config.rms_norm_eps) if family.qk_norm else None
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Map (B, T, E) to (B, T, E); cos and sin are (B or 1, T, 1, D) from `Decoder`."""
@@ -107,39 +72,35 @@ class Attention(nn.Module):
         q, k, v = self.q_proj(x).view(split), self.k_proj(x).view(split), self.v_proj(x).view(split)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         out = attend(self.layer, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         return cast("Tensor", self.o_proj(out.transpose(1, 2).flatten(2)))
 
 
-class MLP(nn.Module):
-    """SwiGLU (arXiv:2002.05202): down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, T, E) to (B, T, E)."""
-        return cast("Tensor", self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
-
-
 class Layer(nn.Module):
-    """One pre-norm block: attention, then MLP, each added to the residual stream."""
+    """One pre-norm block: attention, then MLP or experts, each added to the residual stream."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.self_attn = Attention(config, layer)
-        self.mlp = MLP(config)
+        dense = not config.is_sparse(layer)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size, config.mlp_bias) if dense else MoE(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Map (B, T, E) to (B, T, E)."""
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend, real: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Map (B, T, E) to (B, T, E), and give the tally of a router in training (see `moe.tally`).
+
+        The tally is returned, not kept here, so that a layer may be computed a second time in the backward pass.
+        """
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
-        return cast("Tensor", x + self.mlp(self.post_attention_layernorm(x)))
+        normed = self.post_attention_layernorm(x)
+        if isinstance(self.mlp, MoE):
+            out, routed = self.mlp(normed, real)
+            return x + out, routed
+        return x + self.mlp(normed), None
 
 
 class Body(nn.Module):
@@ -153,7 +114,10 @@ class Body(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A Llama or Qwen3 model: ids in, hidden states out, logits apart (only where they are wanted)."""
+    """A model of any family in `families`: ids in, hidden states out, logits apart (only where they are wanted)."""
+
+    native: bool = True
+    """Its layers are our own, not those of transformers."""
 
     def __init__(self, config: ModelConfig) -> None:
         """Build with torch's default weights; `load_model` and `init_model` give meaningful ones."""
@@ -162,24 +126,46 @@ class Decoder(nn.Module):
         self.model = Body(config)
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._checkpointed = False
         self._rope: Tensor | None = None
+        self._routed: Tensor | None = None
 
     @property
     def head_weight(self) -> Tensor:
         """The (V, E) matrix that makes logits of hidden states: the head's, or the embedding's when tied."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
-    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend, real: Tensor | None = None) -> Tensor:
         """Return hidden states (B, T, E) after the final norm.
 
         `ids` is (B, T) int64; `positions` is (B, T) or (1, T) int64, each token's place in its own sequence.
+        `real`, (B, T) bool, names the tokens that count in `router_loss`, where some are padding; it changes nothing
+        else.
         """
         x = self.model.embed_tokens(ids)
         table = F.embedding(positions, self._rope_table(positions)).to(x.dtype).unsqueeze(2)
         cos, sin = table.chunk(2, -1)
         for layer in self.model.layers:
-            x = layer(x, cos, sin, attend)
+            if self._checkpointed and torch.is_grad_enabled():
+                x, routed = checkpoint(layer, x, cos, sin, attend, real, use_reentrant=False)
+            else:
+                x, routed = layer(x, cos, sin, attend, real)
+            if routed is not None:
+                self._routed = routed if self._routed is None else self._routed + routed
         return cast("Tensor", self.model.norm(x))
+
+    def checkpoint_layers(self) -> None:
+        """Compute the layers again in the backward pass from now on, instead of keeping what they computed."""
+        self._checkpointed = True
+
+    def router_loss(self) -> Tensor | None:
+        """Return the load-balancing loss of all forward passes since the last call, and start anew.
+
+        Passes count in training mode (`model.train()`) with gradients on. None when there was none, or no router.
+        Unscaled: the caller multiplies by `config.router_aux_loss_coef`. See `moe.balance_loss`.
+        """
+        routed, self._routed = self._routed, None
+        return None if routed is None else balance_loss(routed, self.config.num_experts_per_tok)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (..., E) to logits (..., V): float32, or float64 for a float64 model."""
@@ -189,28 +175,22 @@ class Decoder(nn.Module):
     def _rope_table(self, positions: Tensor) -> Tensor:
         """Return the fp32 table (P, 2D) of cos and signed sin, P past every position; kept, and grown when needed.
 
-        Not a buffer, which `model.to(dtype)` would round.
+        Not a buffer, which `model.to(dtype)` would round. Rope of kind "dynamic" has other angles for every length
+        past the context, so that its table is made for the longest sequence of this very pass.
         """
-        length = max(self.config.max_position_embeddings, int(positions.max()) + 1)
-        table = self._rope
-        if table is None or table.shape[0] < length or table.device != positions.device:
-            table = rope_table(length, self.config.head_dim, self.config.rope_theta).to(positions.device)
+        table, config = self._rope, self.config
+        if table is not None and torch.compiler.is_compiling():
+            return table  # a compiled pass keeps within the context: to look at the positions would break its graph
+        length = max(config.max_position_embeddings, int(positions.max()) + 1)
+        dynamic = config.rope_scaling is not None and config.rope_scaling.rope_type == "dynamic"
+        rows = 0 if table is None else table.shape[0]
+        if table is None or table.device != positions.device or rows < length or (dynamic and rows > length):
+            table = rope_table(
+                length,
+                config.head_dim,
+                config.rope_theta,
+                config.rope_scaling,
+                context=config.max_position_embeddings,
+            ).to(positions.device)
             self._rope = table
         return table
-
-
-def rope_table(length: int, dim: int, theta: float) -> Tensor:
-    """Return (length, 2 * dim) fp32: cos, then sin with the sign of the rotation, of each position's angles.
-
-    Angle i of position p is p * theta^(-2i / dim) (RoFormer, arXiv:2104.09864); channel i turns with channel
-    i + dim/2, as in Hugging Face files.
-    """
-    frequencies = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos, -sin, sin), -1)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn (B, T, H, D) by its positions: (a, b) -> (a cos - b sin, b cos + a sin), in three kernels."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

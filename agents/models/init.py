@@ -100,7 +100,7 @@ def random_decoder(config: ModelConfig, seed: int = 0) -> Decoder:
     residual = small / math.sqrt(2 * config.num_hidden_layers)
     for name, weight in decoder.named_parameters():
         if weight.dim() == 1:
-            nn.init.ones_(weight)
+            (nn.init.zeros_ if name.endswith("bias") else nn.init.ones_)(weight)
         else:
             std = residual if name.endswith(("o_proj.weight", "down_proj.weight")) else small
             nn.init.normal_(weight, std=std, generator=generator)

@@ -144,6 +144,9 @@ def test_config_is_frozen():
         ("cispo", ["epsilon=0.2"], "epsilon .*--algo cispo does not read it; grpo would"),
         ("grpo", ["min_reward=1.0"], "min_reward .*--algo grpo does not read it; sft would"),
         ("grpo", ["lr_scheduler_type=constant", "min_lr_ratio=0.1"], "min_lr_ratio .*a constant learning rate"),
+        ("grpo", ["lora_alpha=16"], "lora_alpha .*lora_r is none, so there is no adapter"),
+        ("grpo", ["lora_r=8", "lora_dropout=0.1"], "lora_dropout .*--algo grpo does not read it; sft would"),
+        ("grpo", ["lora_r=0"], "lora_r .*wanted .*1, came 0"),
         ("grpo", ["seed=1", "seed=2"], "seed is given twice on the command line: seed = 1 and seed = 2"),
         ("grpo", ["env_args.a=1", "env_args.a.b=1"], "env_args.a.b is given twice"),
         ("grpo", ["seed"], "--set wants key=value, came 'seed'"),
@@ -226,7 +229,7 @@ def test_every_field_is_described():
 
 @pytest.mark.parametrize("algo", PRESETS)
 def test_table_shows_what_is_read_and_is_toml(algo, toml):
-    resolved = made(algo, "seed=4", "lr_scheduler_type=constant", "save_total_limit=none")
+    resolved = made(algo, "seed=4", "lora_r=8", "lr_scheduler_type=constant", "save_total_limit=none")
     rows = resolved.table()
     assert {key for key, _, _ in rows} == PRESETS[algo].reads - {"min_lr_ratio"}
     assert ("seed", "4", "command line") in rows

@@ -191,7 +191,7 @@ def test_a_step_samples_groups_with_the_current_weights(trainer):
 
 
 def test_one_task_twice_in_a_step_is_two_groups_with_seeds_of_their_own(trainer):
-    made = trainer(env_args={"size": 1})
+    made = trainer(env_args={"size": 1}, temperature=3.0)  # hot, so that samples of different seeds differ
     episodes = made.collect()
     assert {t.task_index for t in episodes} == {0}
     assert len({t.group_id for t in episodes}) == 4

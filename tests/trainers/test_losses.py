@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from gymtune.tools.errors import ConfigError, RunError
+from gymtune.tools.errors import RunError
 from gymtune.trainers.losses import (
     MAX_LOG_RATIO,
     BatchCounts,
@@ -16,7 +16,6 @@ from gymtune.trainers.losses import (
     grpo_token_loss,
     kl_k3,
     sft_token_loss,
-    token_logprobs,
 )
 
 FP32 = 1e-5  # float32 against arithmetic by hand
@@ -158,7 +157,6 @@ def test_computed_in_float32_or_wider(given_dtype, computed):
         sft_token_loss(x),
         kl_k3(x, x),
         *(aggregate(x, zero, counts, how, torch.ones(1)) for how in ("token_mean", "constant")),
-        *token_logprobs(x.view(1, 1), x.view(1, 1), zero, 1.0),
     ):
         assert value.dtype == computed
 
@@ -263,67 +261,3 @@ def test_counts_of_the_micro_batch_are_refused():
         aggregate(torch.ones(3), torch.zeros(3, dtype=torch.int64), BatchCounts(2, 1, 3), "token_mean")
     with pytest.raises(RunError, match="lengths"):
         aggregate(torch.ones(3), torch.zeros(3, dtype=torch.int64), BatchCounts(3, 1, 3), "sequence_mean")
-
-
-# --- log-probs --------------------------------------------------------------------------------------------------------
-
-
-def test_logprobs_by_hand():
-    # logits 0, log 3: probabilities 1/4, 3/4; at temperature 1/2 the logits double: 1/10, 9/10
-    hidden, head = torch.ones(2, 1), torch.tensor([[0.0], [math.log(3)]])
-    logprobs, entropy = token_logprobs(hidden, head, torch.tensor([0, 1]), torch.tensor([1.0, 0.5]))
-    assert logprobs.tolist() == pytest.approx([math.log(1 / 4), math.log(9 / 10)], rel=FP32)
-    expected = [-sum(p * math.log(p) for p in pair) for pair in ((0.25, 0.75), (0.1, 0.9))]
-    assert entropy.tolist() == pytest.approx(expected, rel=FP32)
-
-
-@settings(deadline=None)
-@given(st.integers(0, 9), st.integers(1, 10), st.sampled_from([0.7, 1.0, "each"]))
-def test_chunked_logprobs_equal_the_naive_way(tokens, chunk, temperature):
-    torch.manual_seed(tokens)
-    hidden = torch.randn(tokens, 4, dtype=torch.float64, requires_grad=True)
-    head = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
-    targets, weights = torch.randint(6, (tokens,)), torch.randn(tokens, dtype=torch.float64)
-    if temperature == "each":
-        temperature = torch.rand(tokens, dtype=torch.float64) + 0.5
-    scale = temperature.unsqueeze(1) if isinstance(temperature, torch.Tensor) else temperature
-    naive = ((hidden @ head.T) / scale).log_softmax(-1)
-    expected = naive[torch.arange(tokens), targets]
-    logprobs, entropy = token_logprobs(hidden, head, targets, temperature, chunk=chunk)
-    assert not entropy.requires_grad
-    torch.testing.assert_close(logprobs, expected, rtol=FP64, atol=FP64)
-    torch.testing.assert_close(entropy, -(naive.exp() * naive).sum(-1).detach(), rtol=FP64, atol=FP64)
-    torch.testing.assert_close(
-        gradient((logprobs * weights).sum(), hidden, head),
-        gradient((expected * weights).sum(), hidden, head),
-        rtol=FP64,
-        atol=FP64,
-    )
-
-
-@pytest.mark.parametrize("chunk", [3, 99])
-def test_logprobs_gradient_by_finite_differences(chunk):
-    torch.manual_seed(1)
-    hidden, head = (torch.randn(n, 3, dtype=torch.float64, requires_grad=True) for n in (7, 5))
-    targets = torch.randint(5, (7,))
-    assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, w, targets, 0.8, chunk)[0], (hidden, head))
-
-
-def test_chunking_keeps_no_logits_for_the_backward_pass():
-    hidden, head = torch.randn(64, 4, requires_grad=True), torch.randn(50, 4, requires_grad=True)
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
-        token_logprobs(hidden, head, torch.zeros(64, dtype=torch.int64), 1.0, chunk=8)
-    assert max(saved, default=0) < 8 * 50
-
-
-def test_logprobs_without_grad():
-    with torch.no_grad():
-        logprobs, _ = token_logprobs(torch.randn(9, 4), torch.randn(5, 4), torch.zeros(9, dtype=torch.int64), 1.0, 2)
-    assert logprobs.shape == (9,)
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, torch.tensor([1.0, 0.0])])
-def test_temperature_must_be_positive(temperature):
-    with pytest.raises(ConfigError, match="temperature must be positive"):
-        token_logprobs(torch.ones(2, 1), torch.ones(2, 1), torch.tensor([0, 1]), temperature)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gymtune.agents import FunctionAgent, Renderer, TrajectoryWriter, rollout
+from gymtune.agents.models import decoder as decoder_module
 from gymtune.tools.errors import ConfigError
 from gymtune.trainers import TrainConfig, resolve, train
 from gymtune.trainers import update as update_module
@@ -27,7 +28,8 @@ CASES = {
     "adam_beta2": ("weights", 0.5, {}),
     "adam_epsilon": ("weights", 0.1, {}),
     "max_grad_norm": ("weights", 1e-6, {}),
-    "micro_batch_tokens": ("forwards", 40, {}),
+    "micro_batch_tokens": ("forwards", 1, {}),
+    "gradient_checkpointing": ("layers", True, {}),
     "averaging": ("weights", "sequence_mean", {"averaging": "token_mean"}),
     "save_steps": ("files", 1, {"save_total_limit": None}),
     "save_total_limit": ("files", 1, {"save_steps": 1}),
@@ -53,6 +55,10 @@ CASES = {
     "mask_truncated_completions": ("weights", True, {"max_completion_length": 2}),
     "reward_weights": ("weights", {"gt": 0.1, "unfinished": 1.0}, {"max_completion_length": 2}),
     "reward_model": ("metrics", "stub", {}),
+    "lora_r": ("weights", 4, {}),
+    "lora_alpha": ("weights", 64, {"lora_r": 2}),
+    "lora_dropout": ("weights", 0.5, {"lora_r": 2}),
+    "lora_target_modules": ("weights", ["q_proj", "mlp.down_proj"], {"lora_r": 2}),
     "control": ("weights", "shuffle_rewards", {}),
     "save_trajectories": ("files", False, {}),
 }
@@ -74,7 +80,8 @@ def mixed_file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def outcome(taught_model, tiny_renderer, mixed_file, tmp_path_factory):
     """Run a config of two steps and return what can be seen of it; the same config is run once."""
-    forwards, threads, known = [], [], {}
+    forwards, threads, layers, known = [], [], [], {}
+    checkpointed = decoder_module.checkpoint
     plain = update_module.policy_logprobs
 
     def run(algo, **changes):
@@ -85,6 +92,7 @@ def outcome(taught_model, tiny_renderer, mixed_file, tmp_path_factory):
         where = tmp_path_factory.mktemp("options") / "run"
         base = {"model": str(taught_model), "output_dir": str(where), "max_steps": 2, "learning_rate": 0.01}
         forwards.clear()
+        layers.clear()
         threads.clear()
         try:
             folder = train(TrainConfig(algo=algo, **(base | source | changes)))
@@ -97,6 +105,7 @@ def outcome(taught_model, tiny_renderer, mixed_file, tmp_path_factory):
             "metrics": [{k: v for k, v in line.items() if k not in CLOCK} for line in lines],
             "files": sorted(str(path.relative_to(where)) for path in where.rglob("*")),
             "forwards": len(forwards),
+            "layers": len(layers),
             "threads": list(threads),
         }
 
@@ -110,6 +119,7 @@ def outcome(taught_model, tiny_renderer, mixed_file, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Renderer, "from_folder", lambda folder: tiny_renderer)  # as loaded, only sooner
         patch.setattr(torch, "set_num_threads", threads.append)
+        patch.setattr(decoder_module, "checkpoint", lambda *a, **k: layers.append(a) or checkpointed(*a, **k))
         patch.setattr(update_module, "policy_logprobs", lambda *args: forwards.append(args) or plain(*args))
         yield once
 

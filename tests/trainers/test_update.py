@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from gymtune.agents import Sampling
-from gymtune.agents.models import CausalAttend
+from gymtune.agents.models import CausalAttend, Decoder, ModelConfig
 from gymtune.tools.errors import ConfigError, RunError
+from gymtune.trainers import batch as batch_module
 from gymtune.trainers import update as update_module
 from gymtune.trainers.batch import make_rows
 from gymtune.trainers.loop import ALGORITHMS
@@ -160,7 +161,7 @@ def test_a_whole_step_equals_the_formulas(decoder, config, trajectories, rows_of
 @pytest.mark.parametrize("case", STEPS)
 def test_every_split_into_micro_batches_gives_one_gradient(decoder, config, episode, rows_of, monkeypatch, case):
     algo, averaging, beta = case
-    batch = [  # eight rows of 6 tokens: 48, 24, 12, 6 tokens make 1x8, 2x4, 4x2, 8x1
+    batch = [  # eight rows, 5 tokens each that predict: 40, 20, 10, 5 tokens make 1x8, 2x4, 4x2, 8x1
         episode((0, [3] * p), (1, [i + 1, *range(20, 25 - p)]), name=f"t{i}", group=f"g{i % 2}", reward=float(i))
         for i, p in enumerate([1, 2, 3, 4, 5, 1, 2, 3])
     ]
@@ -169,7 +170,7 @@ def test_every_split_into_micro_batches_gives_one_gradient(decoder, config, epis
     monkeypatch.setattr(update_module, "micro_batches", lambda *args: sizes.append(len(made := whole(*args))) or made)
     extra = {"beta": beta} if beta else {}
     results = []
-    for limit in (48, 24, 12, 6):
+    for limit in (40, 20, 10, 5):
         settings = config(algo, averaging=averaging, max_grad_norm=1e9, micro_batch_tokens=limit, **extra)
         reference = decoder(seed=1) if beta else None
         results.append(gradient(updater_of(decoder(), settings, reference), rows_of(batch, settings)))
@@ -178,6 +179,28 @@ def test_every_split_into_micro_batches_gives_one_gradient(decoder, config, epis
     for other_loss, other in others:
         assert other_loss == pytest.approx(loss, abs=FP64)
         assert close(first, other)
+    assert size(first) > 0.01
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_shared_beginnings_give_the_gradient_of_rows_alone(decoder, config, trajectories, rows_of, monkeypatch, case):
+    algo, averaging, beta = case
+    results, computed = [], []
+    whole = update_module.micro_batches
+    monkeypatch.setattr(update_module, "micro_batches", lambda *args: computed.extend(made := whole(*args)) or made)
+    for fork, limit in ((10**9, 1), (1, 1000), (1, 12)):
+        monkeypatch.setattr(batch_module, "WORTH_A_FORK", fork)
+        extra = {"beta": beta} if beta else {}
+        settings = config(algo, averaging=averaging, max_grad_norm=1e9, micro_batch_tokens=limit, **extra)
+        reference = decoder(seed=1) if beta else None
+        results.append(gradient(updater_of(decoder(), settings, reference), rows_of(trajectories, settings)))
+        results[-1] = (*results[-1], sum(batch.ids.numel() for batch in computed))
+        computed.clear()
+    (loss, first, tokens), *others = results
+    for other_loss, other, fewer in others:
+        assert other_loss == pytest.approx(loss, abs=FP64)
+        assert close(first, other)
+        assert fewer < tokens
     assert size(first) > 0.01
 
 
@@ -314,6 +337,100 @@ def test_a_loss_that_is_not_finite_touches_nothing(decoder, config, trajectories
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
     for before, parameter in zip(state, model.parameters(), strict=True):
         assert all(torch.equal(before[k], v) for k, v in updater.optimizer.state[parameter].items())
+
+
+# --- what is trained ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.5])
+def test_frozen_parameters_are_left_alone(decoder, config, trajectories, rows_of, weight_decay):
+    """Only q_proj trains: the norm that is clipped and logged is that of its gradient, all else keeps its bits."""
+    settings = config(learning_rate=0.1, lr_scheduler_type="constant", weight_decay=weight_decay, max_grad_norm=1e9)
+    rows = rows_of(trajectories, settings)
+    free = decoder()
+    _, grads = gradient(updater_of(free, settings), rows)
+    wanted = {name: g for (name, _), g in zip(free.named_parameters(), grads, strict=True) if "q_proj" in name}
+    model = decoder()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("q_proj" in name)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    updater, stats = updater_of(model, settings), UpdateStats()
+    updater.update([rows], 0, stats)
+    updater.update([[]], 1, UpdateStats())
+    assert stats.grad_norm == pytest.approx(size(wanted.values()), rel=1e-9)
+    assert len(updater.optimizer.state) == len(wanted) == 2
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) == (name not in wanted)
+        assert (parameter.grad is None) == (name not in wanted)
+
+
+def test_a_model_that_is_all_frozen_is_refused(decoder, config):
+    with pytest.raises(ConfigError, match="no parameter of the model requires a gradient"):
+        updater_of(decoder().requires_grad_(False), config())
+
+
+def test_a_model_is_in_training_mode_during_the_update_alone(decoder, config, trajectories, rows_of):
+    model, modes = decoder().eval(), []
+    model.model.norm.register_forward_hook(lambda module, *_: modes.append(module.training))
+    updater_of(model, config()).update([rows_of(trajectories, config())], 0, UpdateStats())
+    assert set(modes) == {True}
+    assert not model.training
+
+
+# --- the router of a mixture of experts -------------------------------------------------------------------------------
+
+
+def mixture(coefficient):
+    shape = {
+        "model_type": "qwen3_moe", "vocab_size": 31, "hidden_size": 16, "intermediate_size": 24,
+        "moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+        "max_position_embeddings": 128, "eos_token_id": 0, "router_aux_loss_coef": coefficient,
+    }  # fmt: skip
+    model = Decoder(ModelConfig.from_dict(shape)).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(
+                0.3 * torch.randn(weight.shape, generator=generator, dtype=torch.float64) + (weight.dim() == 1)
+            )
+    return model
+
+
+def routers(model, rows):
+    """Return the unscaled router loss of rows, each computed alone."""
+    model.train()
+    for row in rows:
+        ids = torch.tensor([row.tokens[: row.places[-1]]])
+        model(ids, torch.arange(ids.shape[1])[None], CausalAttend())
+    loss = model.router_loss()
+    model.eval()
+    return loss
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("limit", [1000, 12])
+def test_router_losses_are_averaged_by_the_tokens_of_micro_batches(
+    config, trajectories, rows_of, monkeypatch, limit, beta
+):
+    """0.7 times the mean of the micro-batches' losses by tokens; no beginning here is long enough to be shared."""
+    whole, packs = update_module.micro_batches, []
+    monkeypatch.setattr(update_module, "micro_batches", lambda *args: packs.append(made := whole(*args)) or made)
+    settings = config(max_grad_norm=1e9, micro_batch_tokens=limit, **({"beta": beta} if beta else {}))
+    rows = rows_of([t for t in trajectories if t.trajectory_id != "c0"], settings)  # now each is one row
+    (loss, grads), (more, more_grads) = (
+        gradient(updater_of(mixture(c), settings, mixture(0.0) if beta else None), rows) for c in (0.0, 0.7)
+    )
+    model, wanted = mixture(0.7), 0.0
+    assert (len(packs[0]) == 1) == (limit == 1000)
+    total = sum(row.places[-1] for row in rows if beta or row.advantage)
+    for pack in packs[0]:
+        part = [row for row in rows if row.trajectory in pack.trajectory]
+        wanted = wanted + 0.7 * routers(model, part) * sum(row.places[-1] for row in part) / total
+    assert more - loss == pytest.approx(wanted.item(), abs=FP64)
+    slow = torch.autograd.grad(wanted, list(model.parameters()), materialize_grads=True)
+    assert close([a - b for a, b in zip(more_grads, grads, strict=True)], slow)
+    assert size(slow) > 0.01
 
 
 # --- KL term --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from gymtune.agents.models import Decoder, load_model, save_model
+from gymtune.agents.models import Decoder, ModelConfig, load_model, save_model
+from gymtune.agents.models.config import ARCHITECTURES
 from gymtune.tools.errors import ModelError
 
 MakeDecoder = Callable[..., Decoder]
@@ -33,16 +37,19 @@ def shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+
+
 @pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_transformers_opens_what_we_save_and_we_open_what_it_saves(
     make_decoder: MakeDecoder, whole_logits: WholeLogits, tmp_path: Path, model_type: str, tied: bool
 ) -> None:
-    ours = make_decoder(model_type, tie_word_embeddings=tied)
+    ours = make_decoder(model_type, tie_word_embeddings=tied, sliding_window=None, **EXPERTS)
     logits = whole_logits(ours, IDS)
     save_model(ours, tmp_path / "ours")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
-    assert type(theirs).__name__ == {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[model_type]
+    assert type(theirs).__name__ == ARCHITECTURES[model_type]
     assert theirs.dtype == torch.float32
     assert theirs.generation_config.eos_token_id == 3
     with torch.no_grad():
@@ -51,6 +58,90 @@ def test_transformers_opens_what_we_save_and_we_open_what_it_saves(
     back = load_model(tmp_path / "theirs")
     assert back.config == ours.config
     assert torch.equal(whole_logits(back, IDS), logits)
+
+
+def test_experts_fused_in_the_file_are_read_too(
+    make_decoder: MakeDecoder, whole_logits: WholeLogits, tmp_path: Path
+) -> None:
+    """As transformers 5 holds them in memory, and writes them when told to keep its own format."""
+    ours = make_decoder("qwen3_moe", **EXPERTS)
+    save_model(ours, tmp_path / "ours")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    theirs.save_pretrained(tmp_path / "fused", save_original_format=False)
+    names = load_file(tmp_path / "fused" / "model.safetensors").keys()
+    assert "model.layers.0.mlp.experts.gate_up_proj" in names
+    back = load_model(tmp_path / "fused")
+    assert torch.equal(whole_logits(back, IDS), whole_logits(ours, IDS))
+    assert back.state_dict().keys() == ours.state_dict().keys()
+    shard(tmp_path / "fused")
+    assert torch.equal(whole_logits(load_model(tmp_path / "fused"), IDS), whole_logits(ours, IDS))
+
+
+def test_a_missing_expert_is_named(make_decoder: MakeDecoder, tmp_path: Path) -> None:
+    save_model(make_decoder("qwen3_moe", **EXPERTS), tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.experts.2.up_proj.weight"]
+    weights["model.layers.0.mlp.experts.down_proj"] = torch.zeros(4, 32, 12)  # one expert too many, fused
+    save_file(weights, file)
+    with pytest.raises(ModelError) as caught:
+        load_model(tmp_path)
+    text = str(caught.value)
+    assert "model.layers.1.mlp.experts.2.up_proj.weight wanted (12, 32) found nothing" in text
+    assert "model.layers.0.mlp.experts.3.down_proj.weight wanted nothing found (32, 12)" in text
+
+
+def test_rope_constants_of_old_files_are_left_out(make_decoder: MakeDecoder, tmp_path: Path) -> None:
+    save_model(make_decoder(), tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, file)
+    load_model(tmp_path)
+
+
+def test_whole_numbers_are_no_weights(make_decoder: MakeDecoder, tmp_path: Path) -> None:
+    save_model(make_decoder(), tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    weights["model.norm.weight"] = weights["model.norm.weight"].to(torch.int8)
+    save_file(weights, file)
+    with pytest.raises(ModelError, match=r"wanted float weights, model\.norm\.weight is I8"):
+        load_model(tmp_path)
+
+
+STARVED = """
+import resource, sys
+from pathlib import Path
+import torch
+from gymtune.agents.models import load_model
+from gymtune.tools.errors import ModelError
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 760_000_000,) * 2)
+try:
+    load_model(sys.argv[1], torch.float64)
+except ModelError as error:
+    sys.stdout.write(str(error))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the address space")
+def test_running_out_of_memory_is_named(tmp_path: Path) -> None:
+    """307 MB are mapped and cast to twice as many, where 760 MB are free; the file is sparse, no weight is touched."""
+    sizes = {"vocab_size": 1_200_000, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
+    config = ModelConfig.from_dict({"model_type": "llama", **sizes, **heads})
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    with torch.device("meta"):
+        state = Decoder(config).state_dict()
+    header, end = {}, 0
+    for name, tensor in state.items():
+        start, end = end, end + 4 * tensor.numel()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    run = subprocess.run([sys.executable, "-c", STARVED, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "out of memory on cpu: the weights take 0.61 GB as torch.float64" in run.stdout
 
 
 def test_a_tied_head_is_not_stored_and_a_stored_one_is_read_over(make_decoder: MakeDecoder, tmp_path: Path) -> None:
@@ -84,6 +175,7 @@ def test_a_loaded_model_trains_and_outlives_its_file(make_decoder: MakeDecoder, 
     save_model(make_decoder(), tmp_path)
     decoder = load_model(tmp_path)
     assert all(p.requires_grad and p.is_leaf for p in decoder.parameters())
+    assert not decoder.training  # the update says when it is
     before = decoder.head_weight.detach().clone()
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"\0" * file.stat().st_size)  # in place: what is mapped would see it

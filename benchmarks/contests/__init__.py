@@ -1,0 +1,1 @@
+"""The contests of `bench.py`, one module each: `run(settings)` returns what was measured."""
