@@ -61,6 +61,11 @@ Seed = Annotated[int, typer.Option(min=0, help="Of the sampled tokens.")]
 Concurrency = Annotated[int, typer.Option(min=1, help="Episodes at once.")]
 Device = Annotated[str | None, typer.Option(show_default="cpu", help="cpu, cuda or cuda:N.")]
 Dtype = Annotated[str | None, typer.Option(show_default="float32", help="float32, bfloat16 or float16.")]
+MaxCache = Annotated[int | None, typer.Option("--max-cache-tokens", min=2, help="Bound of the sampler's cache.")]
+Deterministic = Annotated[
+    bool | None, typer.Option("--deterministic", help="Samples that do not depend on their batch; slower.")
+]
+Compile = Annotated[bool | None, typer.Option("--compile", help="Run the layers through torch.compile.")]
 Threads = Annotated[int | None, typer.Option("--torch-threads", min=1, help="CPU threads of torch.")]
 
 
@@ -85,6 +90,11 @@ def rollout(
     temperature: Temperature = None,
     top_p: Annotated[float | None, typer.Option(max=1, show_default="1.0", help="Nucleus sampling.")] = None,
     top_k: Annotated[int | None, typer.Option(min=0, show_default="0", help="0 is off.")] = None,
+    min_p: Annotated[float | None, typer.Option(max=1, show_default="0", help="Least share of the top token.")] = None,
+    stop: Annotated[
+        list[str],
+        typer.Option(help="Text that ends a turn; again for more.", default_factory=list, show_default=False),
+    ],
     max_completion_length: MaxTokens = None,
     seed: Seed = 0,
     concurrency: Concurrency = 64,
@@ -93,6 +103,9 @@ def rollout(
     episode_seconds: Annotated[float, typer.Option(min=0, help="Deadline of an episode.")] = 1800,
     device: Device = None,
     dtype: Dtype = None,
+    max_cache_tokens: MaxCache = None,
+    deterministic: Deterministic = None,
+    compile_: Compile = None,
     torch_threads: Threads = None,
 ) -> None:
     """Collect trajectories into a file.
@@ -104,8 +117,10 @@ def rollout(
     from .envs.arguments import parse_rewards
 
     env_args = _env_args(env_arg, data, reward)
-    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_new_tokens": max_completion_length}
+    sampling: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    sampling |= {"max_new_tokens": max_completion_length, "min_p": min_p, "stop": tuple(stop) or None}
     placing = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
+    placing |= {"max_cache_tokens": max_cache_tokens, "deterministic": deterministic, "compile": compile_}
     drawn = _sampling(sampling) if agent == "model" else None
     wanted: dict[str, Any] = {"env": env, "env_args": env_args, "agent": agent, "model": model, "n": n}
     wanted |= {"num_generations": num_generations, "seed": seed, "sampling": drawn}
@@ -215,6 +230,9 @@ def evaluate(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers there too.")] = None,
     device: Device = None,
     dtype: Dtype = None,
+    max_cache_tokens: MaxCache = None,
+    deterministic: Deterministic = None,
+    compile_: Compile = None,
     torch_threads: Threads = None,
 ) -> None:
     """Success of models, side by side, with intervals.
@@ -238,6 +256,7 @@ def evaluate(
         {"greedy": _sampling(sampling | {"temperature": 0.0})} if greedy else {}
     )
     placing = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
+    placing |= {"max_cache_tokens": max_cache_tokens, "deterministic": deterministic, "compile": compile_}
     found: dict[str, dict[str, Evaluation]] = {}
     for folder in dict.fromkeys(model):
         acting = _policy(folder, modes["sampled"], placing, concurrency)

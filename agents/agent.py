@@ -93,6 +93,7 @@ class ModelAgent(Agent):
             stop_ids=self.renderer.stop_ids,
             seed=derive_seed(trajectory.seed, trajectory.task_id, trajectory.sample, turn),
             session=trajectory.trajectory_id,
+            decode=self.renderer.decode,
         )
         began = perf_counter()
         generation = await self.backend.generate(request)

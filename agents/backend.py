@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal, Protocol
@@ -15,7 +15,8 @@ class GenerateRequest:
     """One turn to sample.
 
     `prompt_ids` are the whole history; a backend that kept the sequence of `session` computes only what is new.
-    `seed` fixes the turn's randomness on backends that promise it (torch).
+    `seed` fixes the turn's randomness on backends that promise it (torch). `decode` gives the text of sampled ids: a
+    backend that has no tokenizer of its own needs it for the stop strings of `sampling`.
     """
 
     prompt_ids: Sequence[int]
@@ -23,11 +24,13 @@ class GenerateRequest:
     stop_ids: tuple[int, ...]
     seed: int
     session: str
+    decode: Callable[[Sequence[int]], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One sampled turn: ids with the stop token that ended them, their log-probs, and the weights' version.
+    """One sampled turn: ids with the token that ended them (a stop token, or one that completes a stop string), their
+    log-probs, and the weights' version.
 
     Log-probs are those of the full softmax of logits / temperature in fp32 (temperature 1 when sampling is greedy).
     """

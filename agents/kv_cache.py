@@ -1,152 +1,254 @@
-"""Slots of keys and values. A slot belongs to a session from its first turn until it is released or evicted."""
+"""Keys and values of many sequences, each on the shelf that its length calls for.
+
+All rows of a shelf are equally wide, and the next shelf is a half or a third wider. So memory follows what the
+sequences hold (not their number times the longest), and rows that attend together have like lengths.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .models import ModelConfig
+from .models import LanguageConfig
 
-_GROW = 128  # tokens by which the cache's length grows at a time
+_NARROWEST = 32
+_WORTH = 64  # so many tokens, or half the prompt, are worth copying from another slot, and waiting a step for
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """The place of one session, from its first turn until it is released or evicted.
+
+    `length` tokens have their keys and values in the row; what lies beyond is overwritten before it can be seen.
+    `tokens` are the ids, while `busy` (being sampled) with those that are still to be computed.
+    """
+
+    session: str
+    shelf: Shelf
+    row: int = -1
+    length: int = 0
+    tokens: list[int] = field(default_factory=list)
+    busy: bool = False
+
+
+class Shelf:
+    """Rows of one width: (2, rows, KV heads, width, head dim) by layer, keys at 0, values at 1; and whose they are."""
+
+    def __init__(self, width: int, config: LanguageConfig, like: Tensor) -> None:
+        self.width = width
+        self.slots: list[Slot | None] = []
+        empty = like.new_zeros(2, 0, config.num_key_value_heads, width, config.head_dim)
+        self.stores: list[Tensor] = [empty] * config.num_hidden_layers
+
+    @property
+    def used(self) -> list[Slot]:
+        """Return the slots that have a row here, by row."""
+        return [slot for slot in self.slots if slot is not None]
+
+    def resize(self, rows: int) -> None:
+        """Have so many rows, those in use first. Holds old and new of one layer at a time."""
+        used = self.used
+        index = torch.tensor([slot.row for slot in used], dtype=torch.long, device=self.stores[0].device)
+        for layer, old in enumerate(self.stores):
+            new = old.new_zeros(2, rows, *old.shape[2:])  # finite: a mask hides a number, but not a NaN
+            new[:, : len(used)] = old if len(used) == len(self.slots) else old[:, index]
+            self.stores[layer] = new
+        self.slots = [*used, *([None] * (rows - len(used)))]
+        for row, slot in enumerate(used):
+            slot.row = row
+
+    def bring_together(self, slots: Sequence[Slot]) -> None:
+        """Exchange rows so that `slots` have the first ones."""
+        chosen = set(slots)
+        holes = [row for row in range(len(slots)) if self.slots[row] not in chosen]
+        far = [slot.row for slot in slots if slot.row >= len(slots)]
+        to, source = (torch.tensor(rows, device=self.stores[0].device).long() for rows in (holes + far, far + holes))
+        for store in self.stores:
+            store[:, to] = store[:, source]
+        for a, b in zip(holes, far, strict=True):
+            self.slots[a], self.slots[b] = self.slots[b], self.slots[a]
+        for row, slot in enumerate(self.slots):
+            if slot is not None:
+                slot.row = row
 
 
 class KVCache:
-    """Keys and values of `slots` sequences, (slots, KV heads, length, head dim) by layer, grown as needed.
+    """The slots of sessions: at most `slots` of them, and at most `max_tokens` places in all rows together.
 
-    `lengths[slot]` is the number of tokens whose keys and values stand in the slot; what lies beyond is garbage that
-    is overwritten before it can be seen.
+    A session that is idle may be evicted to make room (least recently used first); it is computed again when it comes
+    back. `longest` is the widest a row gets; dtype and device are those of `like`.
     """
 
-    def __init__(self, config: ModelConfig, slots: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.lengths = [0] * slots
-        self._shape = (config.num_key_value_heads, config.head_dim)
-        self._dtype, self._device = dtype, device
-        self.keys: list[Tensor] = [self._empty(0) for _ in range(config.num_hidden_layers)]
-        self.values: list[Tensor] = [self._empty(0) for _ in range(config.num_hidden_layers)]
-        self._slot_of: dict[str, int] = {}  # session -> slot, least recently used first
-        self._tokens: dict[int, list[int]] = {}  # slot -> ids it was filled with
-        self._free = list(range(slots))
-
-    def acquire(self, session: str, prompt: Sequence[int], busy: set[int]) -> int | None:
-        """Return the session's slot, or a new one; None while there is none. Keeps what the slot and `prompt` share.
-
-        `busy` slots are being sampled: they are never evicted, and a session's next turn waits for its turn before.
-        """
-        slot = self._slot_of.get(session)
-        if slot in busy:
-            return None
-        if slot is None:
-            slot = self._take(busy)
-            if slot is None:
-                return None
-            self.lengths[slot] = 0
-        held = self._tokens.pop(slot, [])[: self.lengths[slot]]  # noted again when this turn is done, not if cancelled
-        shared = next((i for i, (a, b) in enumerate(zip(held, prompt, strict=False)) if a != b), len(held))
-        self.lengths[slot] = min(shared, len(prompt) - 1)  # at least one token must be computed
-        self._slot_of.pop(session, None)  # the newest comes last
-        self._slot_of[session] = slot
-        return slot
-
-    def _take(self, busy: set[int]) -> int | None:
-        """Take the first free slot, or that of the idle session used longest ago."""
-        if self._free:
-            return self._free.pop(0)
-        for session, slot in self._slot_of.items():
-            if slot not in busy:
-                del self._slot_of[session]
-                return slot
-        return None
-
-    def keep(self, slot: int, tokens: list[int]) -> None:
-        """Note the ids a slot holds (the last one sampled has no keys and values yet)."""
-        self._tokens[slot] = tokens
-
-    def release(self, session: str) -> None:
-        """Give the session's slot back."""
-        slot = self._slot_of.pop(session, None)
-        if slot is not None:
-            self._tokens.pop(slot, None)
-            self._free.append(slot)
-            self._free.sort()
+    def __init__(
+        self,
+        config: LanguageConfig,
+        slots: int,
+        like: Tensor,
+        *,
+        longest: int,
+        max_tokens: int | None = None,
+    ) -> None:
+        self._config, self._like = config, like
+        self.slots, self._longest = slots, longest
+        self.max_tokens = sys.maxsize if max_tokens is None else max_tokens
+        self.clear()
 
     def clear(self) -> None:
         """Forget everything: the weights have changed."""
-        self._slot_of.clear()
-        self._tokens.clear()
-        self._free = list(range(len(self.lengths)))
+        self._nowhere = self._new_shelf(0)
+        self._shelves: dict[int, Shelf] = {}
+        self._slots: dict[str, Slot] = {}  # by session, least recently used first
 
-    def copy(self, source: int, targets: Sequence[int]) -> None:
-        """Give `targets` the keys and values of `source`."""
-        if not targets:
+    @property
+    def allocated(self) -> int:
+        """Places for tokens in all rows, used or not."""
+        return sum(len(shelf.slots) * width for width, shelf in self._shelves.items())
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Size of one place: keys and values of all layers."""
+        config = self._config
+        return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * self._like.dtype.itemsize
+
+    def width(self, length: int) -> int:
+        """Return the narrowest width for `length` tokens: 32, 48, 64, 96, 128, 192, ..., at most `longest`."""
+        width = _NARROWEST
+        while width < length:
+            width = width * 4 // 3 if width % 3 == 0 else width * 3 // 2
+        return min(width, self._longest)
+
+    def acquire(self, session: str, tokens: list[int]) -> Slot | None:
+        """Return the session's slot, with a row for `tokens` and one more; None while there is no room.
+
+        It keeps what it holds of `tokens`, or copies that from another slot which holds more; at least one token is
+        left to compute. A session's next turn waits for its turn before.
+        """
+        slot = self._slots.get(session)
+        if slot is None and len(self._slots) >= self.slots and not self._evict():
+            return None
+        slot = slot or Slot(session, self._nowhere)
+        if slot.busy:
+            return None
+        slot.length = _shared(slot.tokens[: slot.length], tokens)
+        slot.busy = True  # not to be evicted while it looks for room
+        if not self._place(slot, len(tokens) + 1) and not self._place_anew(slot, len(tokens) + 1):
+            slot.busy = False
+            return None
+        self._copy_best(slot, tokens)
+        slot.tokens = tokens
+        self._slots.pop(session, None)  # the newest comes last
+        self._slots[session] = slot
+        return slot
+
+    def extend(self, slot: Slot) -> bool:
+        """Make room for one more token; False when there is none."""
+        return self._place(slot, slot.length + 1)
+
+    def keep(self, slot: Slot) -> None:
+        """Let a slot be idle: its turn is over, or was cut."""
+        slot.busy = False
+
+    def release(self, session: str) -> None:
+        """Give the session's row back."""
+        slot = self._slots.pop(session, None)
+        if slot is not None:
+            self._vacate(slot)
+
+    def pays_to_wait(self, tokens: Sequence[int]) -> bool:
+        """Tell whether much of `tokens` will be there to copy once what is being computed now is done."""
+        coming = (slot for slot in self._slots.values() if slot.busy and len(slot.tokens) > slot.length + 1)
+        soon = max((_shared(slot.tokens, tokens) for slot in coming), default=0)
+        if soon == 0:
+            return False
+        now = max(_shared(slot.tokens[: slot.length], tokens) for slot in self._slots.values())
+        return soon - now > min(_WORTH, len(tokens) // 2)
+
+    def _copy_best(self, slot: Slot, tokens: Sequence[int]) -> None:
+        """Copy from the slot that holds most of `tokens`, when that is much more than `slot` holds."""
+        others = [other for other in self._slots.values() if other is not slot]
+        if slot.length * 2 >= len(tokens) or not others:
             return
-        length = self.lengths[source]
-        index = torch.tensor(targets, device=self._device)
-        for store in (*self.keys, *self.values):
-            store[index, :, :length] = store[source, :, :length].clone()  # torch refuses to read what it writes
-        for slot in targets:
-            self.lengths[slot] = length
+        held, best = max(((_shared(o.tokens[: o.length], tokens), o) for o in others), key=lambda pair: pair[0])
+        if held - slot.length > min(_WORTH, len(tokens) // 2):
+            self._copy(best, slot, held)
 
-    def move_down(self, session: str, slot: int) -> int:
-        """Move a session to the lowest free slot, when that is lower than its own; return the slot it has now."""
-        if not self._free or self._free[0] > slot:
-            return slot
-        target = self._free.pop(0)
-        self.copy(slot, [target])
-        self._slot_of[session] = target
-        self._free.append(slot)
-        self._free.sort()
-        return target
+    def _copy(self, source: Slot, target: Slot, length: int) -> None:
+        for new, old in zip(target.shelf.stores, source.shelf.stores, strict=True):
+            new[:, target.row, :, :length] = old[:, source.row, :, :length]
+        target.length = length
 
-    def rows(self, slots: Sequence[int]) -> list[int]:
-        """Return the rows to compute for `slots`: the range they span when that is dense (a view, no copy)."""
-        span = max(slots) + 1
-        return list(range(span)) if len(slots) * 2 >= span else list(slots)
+    def _place(self, slot: Slot, length: int) -> bool:
+        """Have the slot's row on the shelf for `length` tokens; False, and nothing changed, when there is no room."""
+        width = self.width(length)
+        if slot.shelf.width == width:
+            return True
+        row = self._take(width)
+        if row is None:
+            return False
+        new = Slot(slot.session, self._shelves[width], row)
+        if slot.length:
+            self._copy(slot, new, slot.length)
+        self._vacate(slot)
+        slot.shelf, slot.row = new.shelf, new.row
+        new.shelf.slots[new.row] = slot
+        return True
 
-    def reserve(self, length: int) -> None:
-        """Make room for `length` tokens a slot."""
-        if self.values[-1].shape[2] < length:  # the last one grown: a failure on the way there is made good
-            grown = -(-length // _GROW) * _GROW
-            for stores in (self.keys, self.values):
-                for layer, old in enumerate(stores):
-                    stores[layer] = self._empty(grown)
-                    stores[layer][:, :, : old.shape[2]] = old
+    def _place_anew(self, slot: Slot, length: int) -> bool:
+        """Place a slot whose own row is all that is in the way: what it held is computed again."""
+        if any(other.busy for other in self._slots.values() if other is not slot):
+            return False
+        self._vacate(slot)
+        slot.length = 0
+        return self._place(slot, length)
 
-    def _empty(self, length: int) -> Tensor:
-        heads, dim = self._shape
-        return torch.zeros(len(self.lengths), heads, length, dim, dtype=self._dtype, device=self._device)
+    def _take(self, width: int) -> int | None:
+        """Return a free row of that width; None, and nobody evicted, where those that are busy leave no room for it."""
+        if width + sum(slot.shelf.width for slot in self._slots.values() if slot.busy) > self.max_tokens:
+            return None
+        shelf = self._shelves.setdefault(width, self._new_shelf(width))
+        while None not in shelf.slots:
+            rows, room = len(shelf.slots), (self.max_tokens - self.allocated) // width
+            if room > 0:
+                shelf.resize(rows + min(max(1, rows // 2), room))
+            elif not self._trim():
+                self._evict()
+        return shelf.slots.index(None)
+
+    def _vacate(self, slot: Slot) -> None:
+        """Give up the slot's row; a shelf that is half empty shrinks."""
+        shelf = slot.shelf
+        if slot.row >= 0:
+            shelf.slots[slot.row] = None
+            if len(shelf.used) * 2 <= len(shelf.slots):
+                shelf.resize(len(shelf.used))
+        slot.shelf, slot.row = self._nowhere, -1
+
+    def _trim(self) -> bool:
+        """Give back every row that nobody has; tell whether there was any."""
+        loose = [shelf for shelf in self._shelves.values() if None in shelf.slots]
+        for shelf in loose:
+            shelf.resize(len(shelf.used))
+        return bool(loose)
+
+    def _evict(self) -> bool:
+        """Forget the idle session used longest ago; tell whether there was one."""
+        idle = next((slot for slot in self._slots.values() if not slot.busy), None)
+        if idle is not None:
+            self.release(idle.session)
+        return idle is not None
+
+    def _new_shelf(self, width: int) -> Shelf:
+        return Shelf(width, self._config, self._like)
 
 
-class CacheAttend:
-    """Attention of new tokens to everything their slots hold: prefill and decoding alike.
-
-    New tokens of row i stand at `positions[i]` (rows, T); each sees the keys at positions up to its own.
-    """
-
-    def __init__(self, cache: KVCache, slots: Sequence[int], positions: Tensor) -> None:
-        end = int(positions.max()) + 1
-        cache.reserve(end)
-        self.cache, self.positions = cache, positions
-        self.index = torch.tensor(slots, device=positions.device)[:, None]
-        dense = list(slots) == list(range(len(slots)))
-        self.rows = slice(0, len(slots)) if dense else self.index[:, 0]
-        self.end = end
-        seen = torch.arange(end, device=positions.device) <= positions[:, :, None]
-        self.mask = seen[:, None]  # (rows, 1, T, end)
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store k and v, then attend; shapes as in `Attend`."""
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.index, :, self.positions] = k.transpose(1, 2)
-        values[self.index, :, self.positions] = v.transpose(1, 2)
-        k_all = keys[self.rows, :, : self.end]
-        v_all = values[self.rows, :, : self.end]
-        if q.shape[2] > 1:
-            return F.scaled_dot_product_attention(q, k_all, v_all, attn_mask=self.mask, enable_gqa=True)
-        # One query a head: the query heads of a key head stand as its queries, so no key is read twice.
-        rows, heads, _, dim = q.shape
-        grouped = q.view(rows, k_all.shape[1], -1, dim)
-        out = F.scaled_dot_product_attention(grouped, k_all, v_all, attn_mask=self.mask)
-        return out.reshape(rows, heads, 1, dim)
+def _shared(held: Sequence[int], tokens: Sequence[int]) -> int:
+    """Return how many ids two sequences have in common at their beginning, at most all but the last of `tokens`."""
+    low, high = 0, min(len(held), len(tokens) - 1)
+    while low < high:  # halving: equal slices are compared at the speed of C
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if held[low:middle] == tokens[low:middle] else (low, middle - 1)
+    return low

@@ -29,8 +29,9 @@ def load_agent(
     device: str = "cpu",
     dtype: str = "float32",
     torch_threads: int | None = None,
+    **engine: Any,
 ) -> ModelAgent:
-    """Return the policy of a model folder, ready for `concurrency` episodes at once.
+    """Return the policy of a model folder, ready for `concurrency` episodes at once; `engine` goes to `TorchEngine`.
 
     Raises ModelError for a folder that is no model, ConfigError for a device or dtype that is not there.
     """
@@ -38,8 +39,8 @@ def load_agent(
     model = place_model(folder, device=device, dtype=dtype)
     renderer = Renderer.from_folder(folder)
     check_vocabulary(len(renderer.tokenizer), model.config, str(folder))
-    engine = TorchEngine(model, max_sequences=min(concurrency, _MOST_SEQUENCES))
-    return ModelAgent(engine, renderer, sampling)
+    backend = TorchEngine(model, max_sequences=min(concurrency, _MOST_SEQUENCES), **engine)
+    return ModelAgent(backend, renderer, sampling)
 
 
 def place_model(folder: str | Path, *, device: str = "cpu", dtype: str = "float32") -> LanguageModel:

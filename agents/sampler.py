@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .trajectory import Sampling
 
 _UINT64 = 2**64 - 1
+_BLOCK = 128  # divides the vocabularies of most models
 
 
 def uniforms(seeds: Sequence[int], places: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -37,33 +39,65 @@ def sample(
 ) -> tuple[list[int], list[float]]:
     """Draw one token a row of `logits` (N, V) fp32; return ids and log-probs.
 
-    Log-probs are those of `log_softmax(logits / temperature)` over the full vocabulary, whatever top-p and top-k
-    cut away. Temperature 0 takes the largest logit (log-prob at temperature 1).
+    Log-probs are those of `log_softmax(logits / temperature)` over the full vocabulary, whatever top-k, top-p and
+    min-p cut away. Temperature 0 takes the largest logit, the first of equals (log-prob at temperature 1).
     """
-    greedy = torch.tensor([s.temperature == 0 for s in sampling], device=logits.device)
-    temperatures = torch.tensor([s.temperature or 1.0 for s in sampling], device=logits.device, dtype=logits.dtype)
-    logprobs = (logits / temperatures[:, None]).log_softmax(-1)
-    probs = _cut(logprobs.double().exp(), sampling)
-    cumulative = probs.cumsum(-1)
-    draws = torch.from_numpy(uniforms(seeds, places)).to(logits.device)[:, None] * cumulative[:, -1:]
-    drawn = (cumulative <= draws).sum(-1).clamp(max=logits.shape[-1] - 1)
-    ids = torch.where(greedy, logits.argmax(-1), drawn)
+    greedy = [s.temperature == 0 for s in sampling]
+    temperatures = [s.temperature or 1.0 for s in sampling]
+    if any(t != 1 for t in temperatures):
+        logits = logits / torch.tensor(temperatures, device=logits.device, dtype=logits.dtype)[:, None]
+    logprobs = logits.log_softmax(-1)
+    ids = logits.argmax(-1)
+    if not all(greedy):
+        numbers = torch.from_numpy(uniforms(seeds, places)).to(logits.device)
+        drawn = _draw(_cut(logprobs.exp(), sampling), numbers)
+        ids = torch.where(torch.tensor(greedy, device=logits.device), ids, drawn)
     chosen = logprobs.gather(-1, ids[:, None])[:, 0]
     return ids.tolist(), chosen.tolist()
 
 
-def _cut(probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
-    """Zero what top-k and top-p cut away, each judged on the full distribution.
+def _draw(probs: Tensor, numbers: Tensor) -> Tensor:
+    """Return for each row the first index at which the running sum of `probs` passes `numbers` * the row's sum.
 
-    Top-p keeps the smallest set of the likeliest tokens whose probabilities reach p.
+    In two steps, over the sums of blocks and then within one block: a running sum over whole rows in float64 would
+    cost more than all the rest of sampling.
     """
-    if all(s.top_p == 1 and s.top_k == 0 for s in sampling):
+    rows, size = probs.shape
+    if size % _BLOCK:
+        probs = F.pad(probs, (0, -size % _BLOCK))
+    blocks = probs.view(rows, -1, _BLOCK)
+    sums = blocks.sum(-1).double()
+    ends = sums.cumsum(-1)
+    wanted = numbers[:, None] * ends[:, -1:]
+    block = _first_past(ends, wanted)
+    rest = (wanted - (ends - sums).gather(-1, block)).clamp(min=0)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
+    return (block * _BLOCK + _first_past(inside, rest))[:, 0]
+
+
+def _first_past(sums: Tensor, wanted: Tensor) -> Tensor:
+    """Return (N, 1): the first index whose running sum is above `wanted`, at most the last that adds anything to it."""
+    last = (sums < sums[:, -1:]).sum(-1, keepdim=True)
+    return torch.minimum((sums <= wanted).sum(-1, keepdim=True), last)
+
+
+def _cut(probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:
+    """Zero what top-k, top-p and min-p cut away, each judged on the full distribution, as SGLang does.
+
+    Top-p keeps the smallest set of the likeliest tokens whose probabilities reach p; min-p what is at least so likely
+    as a share of the likeliest. The likeliest token always stays.
+    """
+    if all(s.top_p == 1 and s.top_k == 0 and s.min_p == 0 for s in sampling):
         return probs
     vocabulary = probs.shape[-1]
     top_k = torch.tensor([s.top_k or vocabulary for s in sampling], device=probs.device)[:, None]
-    top_p = torch.tensor([s.top_p for s in sampling], device=probs.device, dtype=probs.dtype)[:, None]
+    top_p, min_p = (
+        torch.tensor(values, device=probs.device, dtype=torch.float64)[:, None]
+        for values in ([s.top_p for s in sampling], [s.min_p for s in sampling])
+    )
     ordered, index = probs.sort(dim=-1, descending=True, stable=True)
+    exact = ordered.double()
     rank = torch.arange(vocabulary, device=probs.device)
-    before = ordered.cumsum(-1) - ordered
-    keep = (rank < top_k) & ((before < top_p) | (top_p == 1) | (rank == 0))
+    before = exact.cumsum(-1) - exact
+    keep = (rank < top_k) & ((before < top_p) | (top_p == 1)) & (exact >= min_p * exact[:, :1])
     return torch.zeros_like(probs).scatter_(-1, index, ordered * keep)

@@ -1,8 +1,13 @@
 """The torch backend: continuous batching over slots of a KV cache.
 
-Sequences join and leave at every step. An episode keeps its slot while its tools run, so a next turn prefills only
-what is new; the samples of a group share one prefill of their prompt. All work happens inside the event loop, in the
-order in which requests came: with tools that answer at once, the same requests give the same bits.
+Sequences join and leave at every step, and a step is one pass through the model: one token of each that decodes, all
+new tokens of each that joins. An episode keeps its slot while its tools run, so a next turn computes only what is new;
+what prompts share is computed once and copied. All work happens inside the event loop, in the order in which requests
+came: with tools that answer at once, the same requests give the same bits.
+
+Memory: a sequence is admitted when its prompt and one more token fit. Idle sessions give way to it, and where a running
+sequence needs more, the youngest one goes back to wait with what it has sampled; both are computed again later. To
+reserve `max_new_tokens` in advance would leave most of the memory empty: most turns end long before.
 """
 
 from __future__ import annotations
@@ -17,45 +22,61 @@ from torch import Tensor
 
 from ..tools.errors import ConfigError, RunError
 from .backend import GenerateRequest, Generation
-from .kv_cache import CacheAttend, KVCache
-from .models import Decoder
+from .kv_cache import KVCache, Slot
+from .model_passes import ModelPasses
+from .models import LanguageModel
 from .sampler import sample
-
-_LIKE = 1.5  # prompts prefilled together differ in length by at most this factor: padding costs as much as tokens
+from .stop_strings import contains_stop
 
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """One request on its way: what it has sampled so far, and who waits for it."""
+    """One request on its way: its ids so far, the prompt's first, and who waits for it."""
 
     request: GenerateRequest
     future: asyncio.Future[Generation]
-    slot: int = -1
-    ids: list[int] = field(default_factory=list)
+    tokens: list[int]
+    slot: Slot | None = None
     logprobs: list[float] = field(default_factory=list)
 
 
 class TorchEngine:
-    """Samples from a `Decoder`.
+    """Samples from a `LanguageModel`.
 
     Args:
         model: the decoder; the engine may share it with a trainer (then `load_weights` copies nothing).
-        max_model_length: longest sequence; at most the model's own context.
+        max_model_length: longest sequence; at most the model's own context, and `max_cache_tokens`.
         max_sequences: slots, so sequences sampled or kept at the same time.
         version: version of the weights the model holds now.
+        max_cache_tokens: places for tokens in the KV cache, all slots together; None is no bound. While rows are
+            moved, one layer of one shelf is held twice.
+        deterministic: the same seeds give the same tokens and log-probs to the bit, whatever else is in the batch and
+            however often a sequence gave way (fp32 on a CPU, for one number of threads). Several times slower.
+        compile: run the layers through `torch.compile`.
     """
 
     def __init__(
-        self, model: Decoder, *, max_model_length: int | None = None, max_sequences: int = 64, version: int = 0
+        self,
+        model: LanguageModel,
+        *,
+        max_model_length: int | None = None,
+        max_sequences: int = 64,
+        version: int = 0,
+        max_cache_tokens: int | None = None,
+        deterministic: bool = False,
+        compile: bool = False,
     ) -> None:
+        if max_cache_tokens is not None and max_cache_tokens < 2:
+            raise ConfigError(f"max_cache_tokens must be at least 2 (a prompt and a token), got {max_cache_tokens}")
         longest = model.config.max_position_embeddings
-        self._length = min(max_model_length or longest, longest)
+        self._length = min(max_model_length or longest, max_cache_tokens or longest, longest)
         self.model, self.version = model, version
-        parameter = next(model.parameters())
-        self.device = parameter.device
-        self.cache = KVCache(model.config, max_sequences, parameter.dtype, self.device)
+        like = next(model.parameters()).detach().new_empty(0)
+        self.device = like.device
+        self.cache = KVCache(model.config, max_sequences, like, longest=self._length, max_tokens=max_cache_tokens)
+        self._passes = ModelPasses(model, self.cache, deterministic=deterministic, compiled=compile)
         self._waiting: list[_Sequence] = []
-        self._active: list[_Sequence] = []
+        self._active: list[_Sequence] = []  # oldest first
         self._runner: asyncio.Task[None] | None = None
 
     @property
@@ -65,9 +86,11 @@ class TorchEngine:
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one turn. Raises ConfigError for a prompt that cannot fit or ids outside the vocabulary."""
-        self._check(request)
+        self._check(request.prompt_ids, self._length - 1, f"max_model_length {self._length}")
+        if request.sampling.stop and request.decode is None:
+            raise ConfigError(f"stop strings {request.sampling.stop} need the request's `decode`: ids have no text")
         loop = asyncio.get_running_loop()
-        sequence = _Sequence(request, loop.create_future())
+        sequence = _Sequence(request, loop.create_future(), list(request.prompt_ids))
         self._waiting.append(sequence)
         if self._runner is None or self._runner.done():
             self._runner = loop.create_task(self._run())
@@ -77,6 +100,20 @@ class TorchEngine:
             for queue in (self._waiting, self._active):  # still there only when this call was cancelled
                 if sequence in queue:
                     queue.remove(sequence)
+                    self._let_go(sequence)
+
+    async def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """Return the log-probs of `ids[1:]`, each given the ids before it: full softmax at the temperature, in fp32.
+
+        Temperature 0 is told at 1, as by `generate`. Raises ConfigError for ids that do not fit the model.
+        """
+        context = self.model.config.max_position_embeddings
+        self._check(ids, context, f"the model's context is {context}")
+        try:
+            with torch.inference_mode():
+                return self._passes.score(ids, temperature or 1.0)
+        except (RuntimeError, MemoryError) as error:
+            raise self._failure(error) from error
 
     def release(self, session: str) -> None:
         """Free the slot of a session."""
@@ -102,127 +139,107 @@ class TorchEngine:
         self.version = version
         self.cache.clear()
 
-    def _check(self, request: GenerateRequest) -> None:
-        room = self._length - len(request.prompt_ids)
-        if not request.prompt_ids or room < 1:
-            raise ConfigError(
-                f"a prompt must have 1 to {self._length - 1} tokens (max_model_length {self._length}), "
-                f"got {len(request.prompt_ids)}"
-            )
+    def _check(self, ids: Sequence[int], most: int, why: str) -> None:
+        if not 1 <= len(ids) <= most:
+            bound = self.cache.max_tokens
+            cache = f", bound by max_cache_tokens {bound}: raise it or shorten the prompt" if bound == most + 1 else ""
+            raise ConfigError(f"a prompt must have 1 to {most} tokens ({why}{cache}), got {len(ids)}")
         size = self.model.config.vocab_size
-        for token in (min(request.prompt_ids), max(request.prompt_ids)):
+        for token in (min(ids), max(ids)):
             if not 0 <= token < size:
                 raise ConfigError(f"token id {token} is outside the vocabulary of {size}: another model's prompt?")
 
     async def _run(self) -> None:
         """Step until nothing waits. Between steps, finished episodes act and ask for their next turn."""
-        try:
-            while self._waiting or self._active:
+        while self._waiting or self._active:
+            try:
                 self.step()
-                await asyncio.sleep(0)
-        except Exception as error:  # noqa: BLE001 - whoever waits must hear of it; the rollout flags the episodes
-            failed = [*self._waiting, *self._active]
-            self._waiting, self._active = [], []
-            for sequence in failed:
-                if not sequence.future.done():
-                    failure = RunError(f"the torch engine failed: {error!r}")
-                    failure.__cause__ = error
-                    sequence.future.set_exception(failure)
+            except Exception as error:  # noqa: BLE001 - whoever waits must hear of it; the rollout flags the episodes
+                self._fail(self._failure(error))
+            await asyncio.sleep(0)
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Admit what waits and has a slot (prefill), then give every active sequence its next token."""
-        decoding = list(self._active)
-        admitted = self._admit()
-        self._active += admitted
-        if admitted:
-            self._prefill(admitted)
-        if decoding:
-            self._decode(decoding)
+        """Make room for what runs, admit what waits and fits, and give every running sequence its next token."""
+        self._make_room()
+        self._admit()
+        running = list(self._active)
+        self._append(running, self._passes.next_logits([s.slot for s in running if s.slot is not None]))
 
-    def _admit(self) -> list[_Sequence]:
-        """Move waiting sequences to slots, in order of arrival, while there are slots."""
-        admitted = []
-        busy = {sequence.slot for sequence in self._active}
+    def _make_room(self) -> None:
+        """Have room for one more token of each running sequence, oldest first; the youngest one gives way."""
+        for sequence in list(self._active):
+            while sequence.slot is not None and not self.cache.extend(sequence.slot):
+                youngest = self._active.pop()
+                youngest.slot = None
+                self.cache.release(youngest.request.session)
+                self._waiting.insert(0, youngest)
+
+    def _admit(self) -> None:
+        """Let waiting sequences run, in order of arrival, while there is room.
+
+        One that shares much with what is computed only now waits for that: a group's prompt is computed once.
+        """
         for sequence in list(self._waiting):
-            slot = self.cache.acquire(sequence.request.session, sequence.request.prompt_ids, busy)
-            if slot is None:
+            if self.cache.pays_to_wait(sequence.tokens):
+                continue
+            sequence.slot = self.cache.acquire(sequence.request.session, sequence.tokens)
+            if sequence.slot is None:
                 break
-            sequence.slot = slot
-            busy.add(slot)
             self._waiting.remove(sequence)
-            admitted.append(sequence)
-        return admitted
-
-    def _prefill(self, admitted: Sequence[_Sequence]) -> None:
-        """Compute keys and values of the prompts' new tokens, equal prompts once, and sample each first token."""
-        twins: dict[tuple[int, ...], list[_Sequence]] = {}
-        for sequence in admitted:
-            fresh = self.cache.lengths[sequence.slot] == 0
-            key = tuple(sequence.request.prompt_ids) if fresh else (-1, sequence.slot)
-            twins.setdefault(key, []).append(sequence)
-        firsts = [group[0] for group in twins.values()]
-        news = [s.request.prompt_ids[self.cache.lengths[s.slot] :] for s in firsts]
-        hidden = self._last_hidden([s.slot for s in firsts], news)
-        for sequence, new in zip(firsts, news, strict=True):
-            self.cache.lengths[sequence.slot] += len(new)
-        for group in twins.values():
-            self.cache.copy(group[0].slot, [s.slot for s in group[1:]])
-        counts = torch.tensor([len(group) for group in twins.values()], device=self.device)
-        logits = self.model.logits(hidden).repeat_interleave(counts, 0)
-        ordered = [sequence for group in twins.values() for sequence in group]
-        self._append(ordered, logits)
-
-    def _last_hidden(self, slots: Sequence[int], news: Sequence[Sequence[int]]) -> Tensor:
-        """Run new tokens of some slots through the model, like lengths together -> last hidden states (rows, E)."""
-        order = sorted(range(len(news)), key=lambda i: len(news[i]), reverse=True)
-        hidden: list[Tensor] = [torch.empty(0)] * len(news)
-        while order:
-            longest = len(news[order[0]])
-            bucket = [i for i in order if len(news[i]) * _LIKE >= longest]
-            order = order[len(bucket) :]
-            found = self._forward([slots[i] for i in bucket], [news[i] for i in bucket])
-            for row, i in enumerate(bucket):
-                hidden[i] = found[row, len(news[i]) - 1]
-        return torch.stack(hidden)
-
-    def _decode(self, sequences: Sequence[_Sequence]) -> None:
-        """Feed each sequence its last token and sample the next."""
-        for sequence in sequences:  # the rows to compute should lie side by side
-            if sequence.slot >= len(sequences):
-                sequence.slot = self.cache.move_down(sequence.request.session, sequence.slot)
-        slots = self.cache.rows([s.slot for s in sequences])
-        last = {s.slot: s.ids[-1] for s in sequences}
-        hidden = self._forward(slots, [[last.get(slot, 0)] for slot in slots])
-        place = {slot: row for row, slot in enumerate(slots)}
-        rows = torch.tensor([place[s.slot] for s in sequences], device=self.device)
-        for sequence in sequences:
-            self.cache.lengths[sequence.slot] += 1
-        self._append(sequences, self.model.logits(hidden[rows, 0]))
-
-    def _forward(self, slots: Sequence[int], news: Sequence[Sequence[int]]) -> Tensor:
-        """Run new tokens (padded on the right) of some slots through the model -> hidden (rows, T, E)."""
-        width = max(map(len, news))
-        ids = torch.tensor([[*new, *([0] * (width - len(new)))] for new in news], device=self.device)
-        starts = torch.tensor([self.cache.lengths[slot] for slot in slots], device=self.device)
-        positions = starts[:, None] + torch.arange(width, device=self.device)
-        hidden: Tensor = self.model(ids, positions, CacheAttend(self.cache, slots, positions))
-        return hidden
+            self._active.append(sequence)
 
     def _append(self, sequences: Sequence[_Sequence], logits: Tensor) -> None:
         """Sample one token a sequence; finish those that stop or are full."""
-        requests, places = [s.request for s in sequences], [len(s.ids) for s in sequences]
+        requests, places = [s.request for s in sequences], [len(s.logprobs) for s in sequences]
         drawn = sample(logits, [r.sampling for r in requests], [r.seed for r in requests], places)
         for sequence, token, logprob in zip(sequences, *drawn, strict=True):
-            sequence.ids.append(token)
+            sequence.tokens.append(token)
             sequence.logprobs.append(logprob)
-            request = sequence.request
-            room = min(request.sampling.max_new_tokens, self._length - len(request.prompt_ids))
-            if token in request.stop_ids or len(sequence.ids) >= room:
-                self._finish(sequence, "stop" if token in request.stop_ids else "length")
+            reason = self._ending(sequence, token)
+            if reason is not None:
+                self._finish(sequence, reason)
+
+    def _ending(self, sequence: _Sequence, token: int) -> Literal["stop", "length"] | None:
+        """Tell whether its newest token ends a turn, and why."""
+        request, tokens = sequence.request, sequence.tokens
+        stop, decode, start = request.sampling.stop, request.decode, len(request.prompt_ids)
+        if token in request.stop_ids or (stop and decode and contains_stop(tokens, start, stop, decode)):
+            return "stop"
+        full = len(tokens) >= self._length or len(tokens) - start >= request.sampling.max_new_tokens
+        return "length" if full else None
 
     def _finish(self, sequence: _Sequence, reason: Literal["stop", "length"]) -> None:
         self._active.remove(sequence)
-        self.cache.keep(sequence.slot, [*sequence.request.prompt_ids, *sequence.ids])
+        self._let_go(sequence)
         if not sequence.future.done():
-            sequence.future.set_result(Generation(sequence.ids, sequence.logprobs, reason, self.version))
+            ids = sequence.tokens[len(sequence.request.prompt_ids) :]
+            sequence.future.set_result(Generation(ids, sequence.logprobs, reason, self.version))
+
+    def _let_go(self, sequence: _Sequence) -> None:
+        """Leave the slot to the session's next turn."""
+        if sequence.slot is not None:
+            self.cache.keep(sequence.slot)
+
+    def _failure(self, error: Exception) -> RunError:
+        """Name an error for those who wait."""
+        told = f"the torch engine failed: {error!r}"
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+            size = self.cache.allocated * self.cache.bytes_per_token
+            told = (
+                f"the torch engine is out of memory; {size >> 20} MiB of it were keys and values of "
+                f"{self.cache.allocated} tokens: set or lower max_cache_tokens, or run fewer episodes at once ({error})"
+            )
+        failure = RunError(told)
+        failure.__cause__ = error
+        return failure
+
+    def _fail(self, failure: RunError) -> None:
+        """Tell those who run (or, when nobody does, who waited first), and go on with the others from scratch."""
+        failed = self._active or self._waiting[:1]
+        self._active = []
+        self._waiting = [sequence for sequence in self._waiting if sequence not in failed]
+        self.cache.clear()
+        for sequence in failed:
+            if not sequence.future.done():
+                sequence.future.set_exception(failure)

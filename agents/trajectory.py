@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import isfinite
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -67,6 +67,10 @@ class Sampling(BaseModel):
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0, description="0 is off")
+    min_p: float = Field(default=0.0, ge=0, le=1, description="least probability, as a share of the likeliest token's")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="strings that end a turn; they stay in its text, which is what its ids say"
+    )
     max_new_tokens: int = Field(default=256, ge=1, description="sampled tokens a turn")
 
 

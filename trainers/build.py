@@ -92,7 +92,14 @@ def _build(config: TrainConfig, model: LanguageModel, renderer: Renderer, run: R
             f"max_model_length {config.max_model_length} is more than the {longest} the model was made for"
         )
     sequences = min(config.prompts_per_step * config.num_generations, _MOST_SEQUENCES)
-    engine = TorchEngine(model, max_model_length=config.max_model_length, max_sequences=sequences)
+    engine = TorchEngine(
+        model,
+        max_model_length=config.max_model_length,
+        max_sequences=sequences,
+        max_cache_tokens=config.max_cache_tokens,
+        deterministic=config.deterministic,
+        compile=config.compile,
+    )
     sampling = Sampling(temperature=config.temperature, max_new_tokens=config.max_completion_length)
     agent = ModelAgent(engine, renderer, sampling)
     if config.env is None:

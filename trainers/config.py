@@ -95,6 +95,13 @@ class TrainConfig(BaseModel):
     max_model_length: int | None = Field(
         default=None, ge=2, description="longest context; none: what the model was made for"
     )
+    max_cache_tokens: int | None = Field(
+        default=None, ge=2, description="places for tokens in the sampler's cache; none: no bound"
+    )
+    deterministic: bool = Field(
+        default=False, description="samples do not depend on their batch, to the bit; several times slower"
+    )
+    compile: bool = Field(default=False, description="run the sampler's layers through torch.compile")
     beta: float = Field(default=0.0, ge=0, description="weight of the KL (k3) to the starting model")
     epsilon: float = Field(default=0.2, gt=0, le=1, description="ratios below 1 - epsilon are clipped")
     epsilon_high: float | None = Field(

@@ -17,7 +17,7 @@ def test_the_agent_has_the_model_the_renderer_and_the_sampling(tiny_model: Path)
     assert agent.sampling == Sampling(temperature=0.5)
     assert agent.backend.model.model.embed_tokens.weight.dtype == torch.bfloat16
     assert agent.max_model_length == 512
-    assert len(agent.backend.cache.lengths) == 3
+    assert agent.backend.cache.slots == 3
 
 
 def test_wrong_places_and_sizes_are_named(tiny_model: Path) -> None:

@@ -1,6 +1,7 @@
 """The engine against a slow reference: one sequence, the whole history through the model for each token, no cache."""
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 
 import pytest
@@ -112,7 +113,8 @@ def test_twins_share_one_prefill_and_keep_their_own_randomness(model):
     requests.insert(2, request([5, 6, 7], RANDOM, session="other", seed=9))
     seen = count_forward(model)
     generations = generate(TorchEngine(model), requests)
-    assert seen[:2] == [len(prompt), 3]  # the prompt once, and the other, much shorter, apart: no padding
+    # The prompt once and the other, without padding; then the last token of each copy, beside two that decode.
+    assert seen[:2] == [len(prompt) + 3, 3 + 2]
     assert len({tuple(g.ids) for g in generations}) > 1
     assert_equal(model, requests, generations)
 
@@ -287,7 +289,7 @@ def test_a_failure_inside_is_told_to_all_who_wait_and_the_engine_goes_on(model, 
         return await asyncio.gather(*(engine.generate(one) for one in requests), return_exceptions=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_forward", breaks)
+        patch.setattr(type(model), "forward", breaks)
         errors = asyncio.run(run())
     assert [type(error) for error in errors] == [RunError] * 3
     assert "hot" in str(errors[0])
@@ -298,3 +300,208 @@ def test_the_same_requests_give_the_same_bits(model):
     requests = [request(p, RANDOM, session=str(i), seed=i) for i, p in enumerate(prompts(12))]
     first, second = (generate(TorchEngine(model, max_sequences=5), requests) for _ in range(2))
     assert first == second
+
+
+def watch_memory(model: Decoder, engine: TorchEngine) -> list[int]:
+    """Collect what the cache has allocated at each forward pass from now on, in tokens and as told by its tensors."""
+    seen: list[int] = []
+
+    def note(*_: object) -> None:
+        shelves = engine.cache._shelves.values()
+        real = sum(store.numel() * store.element_size() for shelf in shelves for store in shelf.stores)
+        assert real == engine.cache.allocated * engine.cache.bytes_per_token
+        seen.append(engine.cache.allocated)
+
+    model.register_forward_pre_hook(note)
+    return seen
+
+
+def play(engine: TorchEngine, histories: list[list[int]], turns: int, sampling: Sampling = RANDOM):
+    """Sample some turns of several sessions at once; return every request with its generation."""
+    told: list[tuple[GenerateRequest, Generation]] = []
+    for turn in range(turns):
+        requests = [request(h, sampling, session=str(i), seed=i + 10 * turn) for i, h in enumerate(histories)]
+        generations = generate(engine, requests)
+        told += zip(requests, generations, strict=True)
+        histories = [[*h, *g.ids, 20 + turn] for h, g in zip(histories, generations, strict=True)]
+    return told
+
+
+@pytest.mark.parametrize("bound", [130, 333, 2000])
+def test_a_bound_on_the_cache_holds_and_changes_nothing(model, bound):
+    """Sequences wait, are evicted between turns and give way in the middle of one: each is sampled all the same."""
+    long = RANDOM.model_copy(update={"max_new_tokens": 25})
+    engine = TorchEngine(model, max_cache_tokens=bound)
+    given_way = watch_given_way(engine)
+    allocated = watch_memory(model, engine)
+    told = play(engine, prompts(6, seed=8), 2, long)
+    assert_equal(model, *zip(*told, strict=True))
+    assert max(allocated) <= bound
+    assert bool(given_way) == (bound < 2000)
+    assert bound < 200 or "0" not in given_way  # the oldest goes on, unless its own row is in its way
+    for session in range(6):
+        engine.release(str(session))
+    assert engine.cache.allocated == 0
+
+
+def watch_given_way(engine: TorchEngine) -> list[str]:
+    """Collect the session of each sequence that has sampled something and is admitted again."""
+    seen, acquire = list[str](), engine.cache.acquire
+
+    def watching(session: str, tokens: list[int]):
+        nonlocal seen
+        slot = acquire(session, tokens)
+        waiting = next(s for s in engine._waiting if s.tokens is tokens)
+        seen += [session] * (slot is not None and len(waiting.logprobs) > 0)
+        # Who gave way is the first to come back.
+        assert slot is None or waiting.logprobs or not any(s.logprobs for s in engine._waiting)
+        return slot
+
+    engine.cache.acquire = watching
+    return seen
+
+
+def test_without_a_bound_memory_follows_what_is_held(model):
+    """One long sequence does not make all rows long."""
+    engine = TorchEngine(model)
+    requests = [request([5] * 400, session="long"), *(request([i] * 10, session=str(i)) for i in range(15))]
+    allocated = watch_memory(model, engine)
+    assert_equal(model, requests, generate(engine, requests))
+    assert max(allocated) <= 512 + 32 * 22  # 15 rows of 32, allocated by halves more
+
+
+def test_a_prompt_that_the_cache_can_never_hold_is_refused_by_name(model):
+    engine = TorchEngine(model, max_cache_tokens=100)
+    assert engine.max_model_length == 100
+    with pytest.raises(ConfigError, match=r"1 to 99 tokens .*max_cache_tokens 100: raise it.* got 100"):
+        generate(engine, [request([1] * 100)])
+    (full,) = generate(engine, [request([1] * 90, Sampling(max_new_tokens=50))])
+    assert (full.finish_reason, len(full.ids)) == ("length", 10)
+    with pytest.raises(ConfigError, match=r"max_cache_tokens must be at least 2 .* got 1"):
+        TorchEngine(model, max_cache_tokens=1)
+
+
+def test_what_prompts_share_is_computed_once(model):
+    """Unlike prompts that begin alike (tool schemas): the first is computed whole, the others where they differ."""
+    shared, own = [7, 3] * 50, [[1, 2], [3, 4, 5], [6] * 150]
+    requests = [request([*shared, *p], session=str(i), seed=i) for i, p in enumerate(own)]
+    seen = count_forward(model)
+    assert_equal(model, requests, generate(TorchEngine(model), requests))
+    assert seen[:2] == [102, 1 + 3 + 150]
+
+
+def test_in_deterministic_mode_company_and_memory_change_no_bit(model):
+    histories = prompts(8, seed=5)
+    histories[3] = [*histories[2], 9, 9]  # they share a prefix: copied when both are there, computed when alone
+    histories[5] = [11] * 120
+    long = RANDOM.model_copy(update={"max_new_tokens": 24})
+
+    def run(**options) -> list[Generation]:
+        return [g for _, g in play(TorchEngine(model, deterministic=True, **options), histories, 2, long)]
+
+    together = run()
+    assert run(max_sequences=1) == together
+    pressed = TorchEngine(model, deterministic=True, max_cache_tokens=420)
+    given_way = watch_given_way(pressed)
+    told = play(pressed, histories, 2, long)
+    assert [g for _, g in told] == together
+    assert given_way
+    assert_equal(model, *zip(*told, strict=True))
+
+
+def test_in_deterministic_mode_every_pass_has_one_shape(model):
+    engine, seen = TorchEngine(model, deterministic=True), count_forward(model)
+    generate(engine, [request(p, session=str(i)) for i, p in enumerate(prompts(40))])
+    assert set(seen) in ({32}, {1})  # 1 where the products of this machine do not treat rows alike
+
+
+def test_deterministic_and_compiled_exclude_each_other(model):
+    with pytest.raises(ConfigError, match="leave compile off"):
+        TorchEngine(model, deterministic=True, compile=True)
+
+
+def test_stop_strings_end_a_turn_and_leave_its_ids_alone(model):
+    def decode(ids: Sequence[int]) -> str:
+        return "".join(f"<{i}>" for i in ids)
+
+    prompt = prompts(1)[0]
+    ids, _ = reference(model, request(prompt, RANDOM))
+    a, b, c = ids[3:6]
+    across = RANDOM.model_copy(update={"stop": ("never", f"{a}><{b}><{str(c)[:1]}")})
+    missing = RANDOM.model_copy(update={"stop": ("never",)})
+    sampled = [GenerateRequest(prompt, s, (), 1, str(i), decode) for i, s in enumerate((across, missing, RANDOM))]
+    found, whole, plain = generate(TorchEngine(model), sampled)
+    assert (found.ids, found.finish_reason) == (ids[:6], "stop")
+    assert found.logprobs == pytest.approx(plain.logprobs[:6], abs=LOGPROB_TOLERANCE)
+    assert (whole.ids, whole.finish_reason) == (plain.ids, "length") == (ids, "length")
+    with pytest.raises(ConfigError, match="need the request's `decode`"):
+        generate(TorchEngine(model), [request(prompt, across)])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_scores_are_the_log_probs_of_the_sampler(model, temperature, monkeypatch):
+    engine, prompt = TorchEngine(model), prompts(1)[0]
+    (generation,) = generate(engine, [request(prompt, Sampling(temperature=temperature, max_new_tokens=12))])
+    ids = [*prompt, *generation.ids]
+    scores = asyncio.run(engine.score(ids, temperature))
+    assert len(scores) == len(ids) - 1
+    assert scores[-12:] == pytest.approx(generation.logprobs, abs=LOGPROB_TOLERANCE)
+    monkeypatch.setattr("gymtune.agents.model_passes._SCORED", 5 * 375)  # in pieces of five rows
+    assert asyncio.run(engine.score(ids, temperature)) == pytest.approx(scores, abs=LOGPROB_TOLERANCE)
+    assert asyncio.run(engine.score(ids[:1])) == []
+    for bad, told in (([], "got 0"), ([1] * 513, "1 to 512 tokens .*context is 512.* got 513"), ([999], "outside")):
+        with pytest.raises(ConfigError, match=told):
+            asyncio.run(engine.score(bad))
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory"), MemoryError()]
+)
+def test_out_of_memory_is_named_and_those_who_wait_go_on(model, monkeypatch, error):
+    engine = TorchEngine(model, max_sequences=2)
+    requests = [request(p, RANDOM, session=str(i), seed=i) for i, p in enumerate(prompts(3))]
+    times, forward = iter([True, True]), type(model).forward
+
+    def breaks_twice(*args):
+        if next(times, False):
+            raise error
+        return forward(*args)
+
+    async def run() -> list[object]:
+        tasks = [engine.generate(one) for one in requests]
+        return await asyncio.gather(*tasks, engine.score([1, 2]), return_exceptions=True)
+
+    monkeypatch.setattr(type(model), "forward", breaks_twice)
+    first, second, third, score = asyncio.run(run())
+    for failure in (first, second, score):
+        assert isinstance(failure, RunError)
+        assert "out of memory" in str(failure)
+        assert "max_cache_tokens" in str(failure)
+    assert_equal(model, requests[2:], [third])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halved_weights_give_log_probs_in_fp32(model, dtype):
+    exact = generate(TorchEngine(model), [request(p, session=str(i)) for i, p in enumerate(prompts(9))])
+    model.to(dtype)
+    requests = [request(p, session=str(i)) for i, p in enumerate(prompts(9))]
+    found = generate(TorchEngine(model), requests)
+    firsts = [(a.logprobs[0], b.logprobs[0]) for a, b in zip(exact, found, strict=True) if a.ids[0] == b.ids[0]]
+    assert len(firsts) >= 6
+    assert all(a == pytest.approx(b, abs=0.3) for a, b in firsts)  # 8 bits, through layers made loud
+    assert any(b != torch.tensor(b).to(dtype).item() for _, b in firsts)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, at import of its compiler
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_compiled_model_samples_the_same(model, device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    if device == "cpu" and not any(map(shutil.which, ("g++", "clang++"))):
+        with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler"):
+            TorchEngine(model, compile=True)
+        return
+    requests = [request(p, RANDOM, session=str(i), seed=i * 31 + 1) for i, p in enumerate(prompts(9))]
+    found = generate(TorchEngine(model.to(device), compile=True), requests)
+    assert_equal(model.to("cpu"), requests, found)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gymtune.agents import FunctionAgent, Renderer, TrajectoryWriter, rollout
+from gymtune.agents import torch_engine as engine_module
 from gymtune.agents.models import decoder as decoder_module
 from gymtune.tools.errors import ConfigError
 from gymtune.trainers import TrainConfig, resolve, train
@@ -48,6 +49,9 @@ CASES = {
     "temperature": ("weights", 0.5, {}),
     "max_completion_length": ("metrics", 2, {}),
     "max_model_length": ("metrics", 30, {}),
+    "max_cache_tokens": ("metrics", 30, {}),
+    "deterministic": ("passes", True, {}),
+    "compile": ("passes", True, {}),
     "beta": ("weights", 0.5, {}),
     "epsilon": ("weights", 1e-4, {"num_iterations": 2, "learning_rate": 1e-3}),
     "epsilon_high": ("weights", 1e-4, {"num_iterations": 2, "learning_rate": 1e-3}),
@@ -80,7 +84,13 @@ def mixed_file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def outcome(taught_model, tiny_renderer, mixed_file, tmp_path_factory):
     """Run a config of two steps and return what can be seen of it; the same config is run once."""
-    forwards, threads, layers, known = [], [], [], {}
+    forwards, threads, layers, passes, known = [], [], [], [], {}
+    plain_passes = engine_module.ModelPasses
+
+    def noted(*args, deterministic, compiled):
+        passes.append((deterministic, compiled))
+        return plain_passes(*args, deterministic=deterministic, compiled=False)  # to compile takes half a minute
+
     checkpointed = decoder_module.checkpoint
     plain = update_module.policy_logprobs
 
@@ -93,6 +103,7 @@ def outcome(taught_model, tiny_renderer, mixed_file, tmp_path_factory):
         base = {"model": str(taught_model), "output_dir": str(where), "max_steps": 2, "learning_rate": 0.01}
         forwards.clear()
         layers.clear()
+        passes.clear()
         threads.clear()
         try:
             folder = train(TrainConfig(algo=algo, **(base | source | changes)))
@@ -106,6 +117,7 @@ def outcome(taught_model, tiny_renderer, mixed_file, tmp_path_factory):
             "files": sorted(str(path.relative_to(where)) for path in where.rglob("*")),
             "forwards": len(forwards),
             "layers": len(layers),
+            "passes": list(passes),
             "threads": list(threads),
         }
 
@@ -119,6 +131,7 @@ def outcome(taught_model, tiny_renderer, mixed_file, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Renderer, "from_folder", lambda folder: tiny_renderer)  # as loaded, only sooner
         patch.setattr(torch, "set_num_threads", threads.append)
+        patch.setattr(engine_module, "ModelPasses", noted)
         patch.setattr(decoder_module, "checkpoint", lambda *a, **k: layers.append(a) or checkpointed(*a, **k))
         patch.setattr(update_module, "policy_logprobs", lambda *args: forwards.append(args) or plain(*args))
         yield once
