@@ -630,7 +630,7 @@ def gymtune(
 
 def main() -> None:
     """Run the command line. What the user can mend is told in one line; GYMTUNE_DEBUG=1 shows the traceback too."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded: threads that wait sleep
+    _let_threads_wait()
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)  # so that `module:name` finds what lies here, after all that is installed
     try:
@@ -648,6 +648,15 @@ def main() -> None:
     if code == 130:
         print("interrupted; finished trajectories are kept, --resume goes on", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _let_threads_wait() -> None:
+    """Say how OpenMP threads wait, before torch reads it: `agents/threads.py` tells why. What is set already stays."""
+    if "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ:
+        return
+    busy = hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1)
+    name, value = ("OMP_WAIT_POLICY", "PASSIVE") if busy else ("GOMP_SPINCOUNT", "10000")
+    os.environ[name] = value
 
 
 def _mendable(error: Exception) -> bool:

@@ -1,7 +1,8 @@
 """CPU threads: as many as the process may use, and a word when others use them too.
 
-Two OpenMP threads on a core that is busy already wait for each other by spinning, which can make them ten times slower;
-`OMP_WAIT_POLICY=PASSIVE` (set by the command line unless it is set already) makes them sleep instead.
+How OpenMP threads wait for each other is set by the command line before torch is loaded (`cli.py`): they spin for some
+microseconds and then sleep; on a machine that is busy they sleep at once, for threads that spin on a shared core can
+be ten times slower. `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` in the environment decide otherwise.
 """
 
 from __future__ import annotations

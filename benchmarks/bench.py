@@ -55,6 +55,7 @@ def machine() -> dict[str, Any]:
         "simd": torch.backends.cpu.get_cpu_capability(),
         "load_before": round(os.getloadavg()[0], 2),
         "wait_policy": os.environ.get("OMP_WAIT_POLICY", "-"),
+        "spin_count": os.environ.get("GOMP_SPINCOUNT", "-"),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -74,7 +75,7 @@ def main() -> None:
     names = options.only.split(",") if options.only else list(CONTESTS)
     if unknown := sorted(set(names) - set(CONTESTS)):
         parser.error(f"--only: no contest {', '.join(unknown)}; there are {', '.join(CONTESTS)}")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `gymtune` does; the peer's process inherits it
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as `gymtune` on a quiet machine; the peer's process inherits it
     from gymtune.agents.threads import oversubscribed, use_threads
 
     use_threads(options.threads)
