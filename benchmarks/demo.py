@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -28,7 +29,8 @@ def gymtune(*words: object) -> None:
     """Print a command, then run it; stop when it fails."""
     arguments = [str(word) for word in words]
     print(f"\n$ gymtune {shlex.join(arguments)}", flush=True)
-    done = subprocess.run([GYMTUNE, *arguments], check=False)
+    one = {"OMP_NUM_THREADS": "1"}  # a model this small has nothing to share between threads
+    done = subprocess.run([GYMTUNE, *arguments], check=False, env=one | os.environ)
     if done.returncode != 0:
         sys.exit(done.returncode)
 
