@@ -16,6 +16,7 @@ from ...tools.errors import ModelError
 from .config import MAKE_ONE, ModelConfig, read_json
 from .decoder import Decoder
 from .lora import merged_state
+from .misfits import misfits
 from .moe import split_experts
 
 WEIGHTS = "model.safetensors"
@@ -128,12 +129,7 @@ def _read(file: Path, wanted: set[str], dtype: torch.dtype, device: torch.device
 
 def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
     """Raise ModelError listing every tensor that is missing, unexpected or of another shape."""
-    faults = [
-        f"{name} wanted {wanted.get(name, 'nothing')} found {found.get(name, 'nothing')}"
-        for name in sorted(wanted.keys() | found.keys())
-        if wanted.get(name) != found.get(name)
-    ]
-    if faults:
+    if faults := misfits(wanted, found):
         raise ModelError(f"{folder}: weights do not fit config.json: {_listed(faults)}. Mend the config or the file.")
 
 

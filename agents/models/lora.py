@@ -22,6 +22,7 @@ from ...tools.errors import ConfigError, ModelError, closest
 from .config import read_json
 from .contract import LanguageModel
 from .decoder import Decoder
+from .misfits import misfits
 
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 ALL_LINEAR = "all-linear"
@@ -239,12 +240,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
     """Raise ModelError listing every tensor that is missing, unexpected or of another shape."""
-    faults = [
-        f"{name} wanted {wanted.get(name, 'nothing')} found {found.get(name, 'nothing')}"
-        for name in sorted(wanted.keys() | found.keys())
-        if wanted.get(name) != found.get(name)
-    ]
-    if faults:
+    if faults := misfits(wanted, found):
         more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
         raise ModelError(
             f"{folder}: the adapter belongs to another model: {'; '.join(faults[:_SHOWN])}{more}. Load its own base."

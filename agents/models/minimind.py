@@ -22,6 +22,7 @@ from .config import ModelConfig, read_json
 from .contract import check_vocabulary
 from .decoder import Decoder
 from .folder import copy_tokenizer, new_folder
+from .misfits import misfits
 
 _NAME = re.compile(r".+_(?P<hidden>\d+)(?P<moe>_moe)?")
 _LAYER = re.compile(r"model\.layers\.(\d+)\..+")
@@ -205,12 +206,7 @@ def _check_export(folder: Path, config: ModelConfig) -> None:
 
 def _compare(file: Path, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
     """Raise ModelError listing every tensor that is missing, unexpected or of another shape than MiniMind's."""
-    faults = [
-        f"{name} wanted {wanted.get(name, 'nothing')} found {found.get(name, 'nothing')}"
-        for name in sorted(wanted.keys() | found.keys())
-        if wanted.get(name) != found.get(name)
-    ]
-    if faults:
+    if faults := misfits(wanted, found):
         raise ModelError(f"{file}: not MiniMind's weights: {_listed(faults)}.")
 
 
