@@ -108,23 +108,30 @@ class _Rows:
     def __init__(self, slots: Sequence[Slot], exact: bool) -> None:
         self.shelf, first = slots[0].shelf, slots[0].row
         like = self.shelf.stores[0]
+        _, _, kv_heads, width, _ = like.shape
         self.block, self.exact = slice(first, slots[-1].row + 1), exact
         span, longest = self.block.stop - first, max(slot.length for slot in slots) + 1
-        self.end = self.shelf.width if exact else min(-(-longest // _EVEN) * _EVEN, self.shelf.width)
-        self.rows = torch.tensor([slot.row - first for slot in slots], device=like.device)
-        self.places = torch.tensor([slot.length for slot in slots], device=like.device)
-        self.holes = span > len(slots)
-        last = torch.full((span,), self.end, device=like.device).index_copy_(0, self.rows, self.places)
-        self.mask = _hide(last[:, None], self.end, like)[:, None]
+        self.end = width if exact else min(-(-longest // _EVEN) * _EVEN, width)
+        last = [self.end] * span  # a row that is not asked for sees what is there: nobody reads what comes of it
+        for slot in slots:
+            last[slot.row - first] = slot.length
+        self.mask = _hide(torch.tensor(last, device=like.device)[:, None], self.end, like)[:, None]
+        # Where the new keys go, in a store seen as (rows * KV heads * width, D).
+        at = [(slot.row * kv_heads + head) * width + slot.length for slot in slots for head in range(kv_heads)]
+        self.at = torch.tensor(at, device=like.device)
+        holes = span > len(slots)
+        self.rows = torch.tensor([slot.row - first for slot in slots], device=like.device) if holes else None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.shelf.stores[layer][:, self.block]
-        keys[self.rows, :, self.places] = k
-        values[self.rows, :, self.places] = v
-        if not self.holes:
-            return _attend_once(q, keys[:, :, : self.end], values[:, :, : self.end], self.mask, self.exact)
+        store = self.shelf.stores[layer]
+        dim = store.shape[-1]
+        for held, new in zip(store, (k, v), strict=True):
+            held.view(-1, dim).index_copy_(0, self.at, new.reshape(-1, dim))
+        keys, values = store[:, self.block, :, : self.end]
+        if self.rows is None:
+            return _attend_once(q, keys, values, self.mask, self.exact)
         spread = q.new_zeros(len(keys), *q.shape[1:]).index_copy_(0, self.rows, q)
-        return _attend_once(spread, keys[:, :, : self.end], values[:, :, : self.end], self.mask, self.exact)[self.rows]
+        return _attend_once(spread, keys, values, self.mask, self.exact)[self.rows]
 
 
 class _Run:
@@ -185,5 +192,11 @@ def _attend_once(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, exact: b
     heads = grouped.shape[2]
     if exact:
         grouped = F.pad(grouped, (0, 0, 0, -heads % _ALIGNED))
+    elif q.dtype == torch.float32 and q.device.type == "cpu":
+        # Two batched products: torch's own kernel deals out single heads, and takes twice as long for short rows.
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        shifts = mask.expand(count, len(keys) // count, 1, -1).flatten(0, 1)
+        scores = torch.baddbmm(shifts, grouped.flatten(0, 1), keys.transpose(1, 2), alpha=dim**-0.5)
+        return torch.bmm(scores.softmax(-1), values).view(count, -1, dim)
     out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
     return out[:, :, :heads].reshape(count, -1, dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,8 @@ from ..tools.errors import ConfigError
 from .cache_attend import CacheAttend, Piece, arrange
 from .compiled import compile_model
 from .kv_cache import KVCache, Slot
-from .models import CausalAttend, LanguageModel
+from .models import CausalAttend, Decoder, LanguageModel
+from .models.packed import PackedDecoder
 
 _PASS = 4096  # most tokens in one pass: bounds what its activations take
 _EXACT_PASS = 32  # tokens, padding included, of every pass of the deterministic mode
@@ -26,13 +28,20 @@ class ModelPasses:
     pass, nor on whether it was part of a prompt, decoded, or computed again. In fp32 on a CPU what breaks this is the
     shape of products: other numbers of rows are summed in another order. So every pass has the same number of rows,
     and every token attends alone, over a width that its position decides.
+
+    `packed`: sample with a copy of the weights in a faster layout (`PackedDecoder`), where the model can be packed and
+    neither of the other modes asks for its own products.
     """
 
-    def __init__(self, model: LanguageModel, cache: KVCache, *, deterministic: bool, compiled: bool) -> None:
+    def __init__(
+        self, model: LanguageModel, cache: KVCache, *, deterministic: bool, compiled: bool, packed: bool
+    ) -> None:
         if compiled and deterministic:
             raise ConfigError("deterministic=True is a promise about layers that are not compiled: leave compile off")
         self.model, self.cache, self.exact = model, cache, deterministic
-        self._forward = compile_model(model) if compiled else model
+        self._compiled = compile_model(model) if compiled else None
+        self._packs = packed and not compiled and not deterministic and PackedDecoder.suits(model)
+        self._packed: PackedDecoder | None = None
         self._size = _exact_size(model) if deterministic else _PASS
         self._device = next(model.parameters()).device
 
@@ -48,6 +57,10 @@ class ModelPasses:
             # A slot that goes on in the next pass is written over then.
             hidden[torch.tensor([piece.owner for piece in batch], device=self._device)] = found[ends]
         return self._logits(hidden)
+
+    def weights_changed(self) -> None:
+        """Forget what was made of the weights."""
+        self._packed = None
 
     def score(self, ids: Sequence[int], temperature: float) -> list[float]:
         """Return the log-probs of `ids[1:]` in fp32, beside the cache."""
@@ -79,17 +92,25 @@ class ModelPasses:
         """Run one pass and note what the slots hold now -> hidden states of the tokens side by side (N, E)."""
         ids = [token for piece in batch for token in piece.ids]
         places = [place for p in batch for place in range(p.slot.length, p.slot.length + len(p.ids))]
-        padding = [0] * (self._size - len(ids) if self.exact else 0)
-        packed = torch.tensor([ids + padding, places + padding], device=self._device)
-        hidden: Tensor = self._forward(packed[:1], packed[1:], CacheAttend(self.cache, batch, self.exact))
+        rows = self._size if self.exact else PackedDecoder.rows(len(ids)) if self._packs else len(ids)
+        padding = [0] * (rows - len(ids))
+        tokens = torch.tensor([ids + padding, places + padding], device=self._device)
+        forward = self._compiled or self._layers()
+        hidden: Tensor = forward(tokens[:1], tokens[1:], CacheAttend(self.cache, batch, self.exact))
         for piece in batch:
             piece.slot.length += len(piece.ids)
         return hidden[0]
 
+    def _layers(self) -> LanguageModel | PackedDecoder:
+        """Return what runs: the model, or its packed copy, made when it is first needed with these weights."""
+        if self._packs and self._packed is None:
+            self._packed = PackedDecoder(cast("Decoder", self.model))
+        return self._packed or self.model
+
     def _logits(self, hidden: Tensor) -> Tensor:
         """Map (N, E) to logits (N, V)."""
         if not self.exact:
-            return self.model.logits(hidden)
+            return self._layers().logits(hidden)
         padded = torch.cat((hidden, hidden.new_zeros(-len(hidden) % self._size, hidden.shape[1])))
         return torch.cat([self.model.logits(part) for part in torch.split(padded, self._size)])[: len(hidden)]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from .trajectory import Sampling
 
 _UINT64 = 2**64 - 1
+_SHORT = 1024  # up to so many tokens, the number of kernels is what counts
 _BLOCK = 128  # divides the vocabularies of most models
 
 
@@ -26,10 +27,10 @@ def uniforms(seeds: Sequence[int], places: Sequence[int]) -> np.ndarray[tuple[in
     """
     steps = np.asarray(places, np.uint64) + np.uint64(1)
     z = np.asarray([seed & _UINT64 for seed in seeds], np.uint64)
-    z = z + steps * np.uint64(0x9E3779B97F4A7C15)
+    z += steps * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
+    z ^= z >> np.uint64(31)
     numbers: np.ndarray[tuple[int], np.dtype[np.float64]] = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return numbers
 
@@ -47,11 +48,13 @@ def sample(
     if any(t != 1 for t in temperatures):
         logits = logits / torch.tensor(temperatures, device=logits.device, dtype=logits.dtype)[:, None]
     logprobs = logits.log_softmax(-1)
-    ids = logits.argmax(-1)
-    if not all(greedy):
+    if all(greedy):
+        ids = logits.argmax(-1)
+    else:
         numbers = torch.from_numpy(uniforms(seeds, places)).to(logits.device)
-        drawn = _draw(_cut(logprobs.exp(), sampling), numbers)
-        ids = torch.where(torch.tensor(greedy, device=logits.device), ids, drawn)
+        ids = _draw(_cut(logprobs.exp(), sampling), numbers)
+        if any(greedy):
+            ids = torch.where(torch.tensor(greedy, device=logits.device), logits.argmax(-1), ids)
     chosen = logprobs.gather(-1, ids[:, None])[:, 0]
     return ids.tolist(), chosen.tolist()
 
@@ -59,10 +62,13 @@ def sample(
 def _draw(probs: Tensor, numbers: Tensor) -> Tensor:
     """Return for each row the first index at which the running sum of `probs` passes `numbers` * the row's sum.
 
-    In two steps, over the sums of blocks and then within one block: a running sum over whole rows in float64 would
-    cost more than all the rest of sampling.
+    Long rows in two steps, over the sums of blocks and then within one block: a running sum over whole rows in float64
+    would cost more than all the rest of sampling.
     """
     rows, size = probs.shape
+    if size <= _SHORT:
+        ends = probs.double().cumsum(-1)
+        return _first_past(ends, numbers[:, None] * ends[:, -1:])[:, 0]
     if size % _BLOCK:
         probs = F.pad(probs, (0, -size % _BLOCK))
     blocks = probs.view(rows, -1, _BLOCK)
@@ -70,15 +76,15 @@ def _draw(probs: Tensor, numbers: Tensor) -> Tensor:
     ends = sums.cumsum(-1)
     wanted = numbers[:, None] * ends[:, -1:]
     block = _first_past(ends, wanted)
-    rest = (wanted - (ends - sums).gather(-1, block)).clamp(min=0)
+    rest = (wanted - (ends - sums).gather(-1, block)).clamp_(min=0)
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
     return (block * _BLOCK + _first_past(inside, rest))[:, 0]
 
 
 def _first_past(sums: Tensor, wanted: Tensor) -> Tensor:
     """Return (N, 1): the first index whose running sum is above `wanted`, at most the last that adds anything to it."""
-    last = (sums < sums[:, -1:]).sum(-1, keepdim=True)
-    return torch.minimum((sums <= wanted).sum(-1, keepdim=True), last)
+    below = torch.nextafter(sums[:, -1:], sums.new_zeros(()))  # the largest number that some running sum is above
+    return torch.searchsorted(sums, torch.minimum(wanted, below), right=True)
 
 
 def _cut(probs: Tensor, sampling: Sequence[Sampling]) -> Tensor:

@@ -53,6 +53,8 @@ class TorchEngine:
         deterministic: the same seeds give the same tokens and log-probs to the bit, whatever else is in the batch and
             however often a sequence gave way (fp32 on a CPU, for one number of threads). Several times slower.
         compile: run the layers through `torch.compile`.
+        pack_weights: in float32 on a CPU, sample with a copy of the weights in a faster layout: the memory of the
+            weights once more. Not with `compile` or `deterministic`, which have their own products.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class TorchEngine:
         max_cache_tokens: int | None = None,
         deterministic: bool = False,
         compile: bool = False,
+        pack_weights: bool = True,
     ) -> None:
         if max_cache_tokens is not None and max_cache_tokens < 2:
             raise ConfigError(f"max_cache_tokens must be at least 2 (a prompt and a token), got {max_cache_tokens}")
@@ -74,7 +77,9 @@ class TorchEngine:
         like = next(model.parameters()).detach().new_empty(0)
         self.device = like.device
         self.cache = KVCache(model.config, max_sequences, like, longest=self._length, max_tokens=max_cache_tokens)
-        self._passes = ModelPasses(model, self.cache, deterministic=deterministic, compiled=compile)
+        self._passes = ModelPasses(
+            model, self.cache, deterministic=deterministic, compiled=compile, packed=pack_weights
+        )
         self._waiting: list[_Sequence] = []
         self._active: list[_Sequence] = []  # oldest first
         self._runner: asyncio.Task[None] | None = None
@@ -137,6 +142,7 @@ class TorchEngine:
                 if tensor.data_ptr() != own[name].data_ptr():
                     own[name].copy_(tensor)
         self.version = version
+        self._passes.weights_changed()
         self.cache.clear()
 
     def _check(self, ids: Sequence[int], most: int, why: str) -> None:

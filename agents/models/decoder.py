@@ -143,8 +143,7 @@ class Decoder(nn.Module):
         else.
         """
         x = self.model.embed_tokens(ids)
-        table = F.embedding(positions, self._rope_table(positions)).to(x.dtype).unsqueeze(2)
-        cos, sin = table.chunk(2, -1)
+        cos, sin = self.angles(positions, x.dtype)
         for layer in self.model.layers:
             if self._checkpointed and torch.is_grad_enabled():
                 x, routed = checkpoint(layer, x, cos, sin, attend, real, use_reentrant=False)
@@ -153,6 +152,11 @@ class Decoder(nn.Module):
             if routed is not None:
                 self._routed = routed if self._routed is None else self._routed + routed
         return cast("Tensor", self.model.norm(x))
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cos and signed sin (B, T, 1, D) for rope at `positions` (B, T)."""
+        cos, sin = F.embedding(positions, self._rope_table(positions)).to(dtype).unsqueeze(2).chunk(2, -1)
+        return cos, sin
 
     def checkpoint_layers(self) -> None:
         """Compute the layers again in the backward pass from now on, instead of keeping what they computed."""

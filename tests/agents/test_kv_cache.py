@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
+from gymtune.agents import cache_attend
 from gymtune.agents.cache_attend import CacheAttend, Piece, arrange
 from gymtune.agents.kv_cache import KVCache, Slot
 from gymtune.agents.models import ModelConfig
@@ -192,13 +192,13 @@ def test_exact_attention_gives_the_same_bits_in_any_company_and_thread(heads, kv
 
 def count_attended(monkeypatch) -> list[int]:
     """Count the positions that decoding reads, rows times length, in the calls of attention from now on."""
-    seen, real = [0], F.scaled_dot_product_attention
+    seen, real = [0], cache_attend._attend_once
 
-    def counting(q, k, v, **options):
-        seen[0] += k.shape[0] * k.shape[2]
-        return real(q, k, v, **options)
+    def counting(q, keys, *rest):
+        seen[0] += keys.shape[0] * keys.shape[2]
+        return real(q, keys, *rest)
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", counting)
+    monkeypatch.setattr(cache_attend, "_attend_once", counting)
     return seen
 
 
