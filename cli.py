@@ -62,10 +62,10 @@ Concurrency = Annotated[int, typer.Option(min=1, help="Episodes at once.")]
 Device = Annotated[str | None, typer.Option(show_default="cpu", help="cpu, cuda or cuda:N.")]
 Dtype = Annotated[str | None, typer.Option(show_default="float32", help="float32, bfloat16 or float16.")]
 MaxCache = Annotated[int | None, typer.Option("--max-cache-tokens", min=2, help="Bound of the sampler's cache.")]
-Deterministic = Annotated[
-    bool | None, typer.Option("--deterministic", help="Samples that do not depend on their batch; slower.")
+LayersOption = Annotated[
+    str | None,
+    typer.Option("--layers", show_default="packed", help="packed (fast on a CPU), plain, compiled or deterministic."),
 ]
-Compile = Annotated[bool | None, typer.Option("--compile", help="Run the layers through torch.compile.")]
 Threads = Annotated[int | None, typer.Option("--torch-threads", min=1, help="CPU threads of torch.")]
 
 
@@ -104,8 +104,7 @@ def rollout(
     device: Device = None,
     dtype: Dtype = None,
     max_cache_tokens: MaxCache = None,
-    deterministic: Deterministic = None,
-    compile_: Compile = None,
+    layers: LayersOption = None,
     torch_threads: Threads = None,
 ) -> None:
     """Collect trajectories into a file.
@@ -120,7 +119,7 @@ def rollout(
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     sampling |= {"max_new_tokens": max_completion_length, "min_p": min_p, "stop": tuple(stop) or None}
     placing = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
-    placing |= {"max_cache_tokens": max_cache_tokens, "deterministic": deterministic, "compile": compile_}
+    placing |= {"max_cache_tokens": max_cache_tokens, "layers": layers}
     drawn = _sampling(sampling) if agent == "model" else None
     wanted: dict[str, Any] = {"env": env, "env_args": env_args, "agent": agent, "model": model, "n": n}
     wanted |= {"num_generations": num_generations, "seed": seed, "sampling": drawn}
@@ -231,8 +230,7 @@ def evaluate(
     device: Device = None,
     dtype: Dtype = None,
     max_cache_tokens: MaxCache = None,
-    deterministic: Deterministic = None,
-    compile_: Compile = None,
+    layers: LayersOption = None,
     torch_threads: Threads = None,
 ) -> None:
     """Success of models, side by side, with intervals.
@@ -256,7 +254,7 @@ def evaluate(
         {"greedy": _sampling(sampling | {"temperature": 0.0})} if greedy else {}
     )
     placing = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
-    placing |= {"max_cache_tokens": max_cache_tokens, "deterministic": deterministic, "compile": compile_}
+    placing |= {"max_cache_tokens": max_cache_tokens, "layers": layers}
     found: dict[str, dict[str, Evaluation]] = {}
     for folder in dict.fromkeys(model):
         acting = _policy(folder, modes["sampled"], placing, concurrency)

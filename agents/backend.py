@@ -9,6 +9,17 @@ from typing import Any, Literal, Protocol
 
 from .trajectory import Sampling
 
+Layers = Literal["packed", "plain", "compiled", "deterministic"]
+"""How the sampler runs a model's layers.
+
+`packed`: in float32 on a CPU, with a copy of the weights in a faster layout (`models.packed`): the memory of the
+weights once more. Where a model cannot be packed this is `plain`.
+`plain`: as the trainer does.
+`compiled`: through `torch.compile`.
+`deterministic`: the same seeds give the same tokens and log-probs to the bit, whatever else is in the batch and however
+often a sequence gave way (fp32 on a CPU, for one number of threads). Several times slower.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:

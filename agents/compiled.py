@@ -31,7 +31,7 @@ def compile_model(model: LanguageModel) -> Callable[[Tensor, Tensor, Attend], Te
     else:
         found, wanted = any(map(which, (os.environ.get("CXX", "g++"), "clang++"))), "a C++ compiler (g++ or clang++)"
     if not found:
-        raise ConfigError(f"compile=True needs {wanted}, which is not there: install it, or leave compile off")
+        raise ConfigError(f"layers=compiled needs {wanted}, which is not there: install it, or leave layers at packed")
     with torch.no_grad():  # whatever a model makes at its first pass (tables) is there before it is traced
         first = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
         model(first, first, CausalAttend())

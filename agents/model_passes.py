@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..tools.errors import ConfigError
+from .backend import Layers
 from .cache_attend import CacheAttend, Piece, arrange
 from .compiled import compile_model
 from .kv_cache import KVCache, Slot
@@ -24,25 +25,20 @@ _SCORED = 2**23  # logits held at once while scoring
 class ModelPasses:
     """Runs a decoder over slots of a cache.
 
-    `deterministic`: a token's numbers depend on the tokens before it alone, to the bit, not on what else is in the
-    pass, nor on whether it was part of a prompt, decoded, or computed again. In fp32 on a CPU what breaks this is the
-    shape of products: other numbers of rows are summed in another order. So every pass has the same number of rows,
+    `deterministic` layers: a token's numbers depend on the tokens before it alone, to the bit, not on what else is in
+    the pass, nor on whether it was part of a prompt, decoded, or computed again. In fp32 on a CPU what breaks this is
+    the shape of products: other numbers of rows are summed in another order. So every pass has the same number of rows,
     and every token attends alone, over a width that its position decides.
-
-    `packed`: sample with a copy of the weights in a faster layout (`PackedDecoder`), where the model can be packed and
-    neither of the other modes asks for its own products.
     """
 
-    def __init__(
-        self, model: LanguageModel, cache: KVCache, *, deterministic: bool, compiled: bool, packed: bool
-    ) -> None:
-        if compiled and deterministic:
-            raise ConfigError("deterministic=True is a promise about layers that are not compiled: leave compile off")
-        self.model, self.cache, self.exact = model, cache, deterministic
-        self._compiled = compile_model(model) if compiled else None
-        self._packs = packed and not compiled and not deterministic and PackedDecoder.suits(model)
+    def __init__(self, model: LanguageModel, cache: KVCache, layers: Layers) -> None:
+        if layers not in get_args(Layers):
+            raise ConfigError(f"unknown layers {layers!r}: wanted one of {', '.join(get_args(Layers))}")
+        self.model, self.cache, self.exact = model, cache, layers == "deterministic"
+        self._compiled = compile_model(model) if layers == "compiled" else None
+        self._packs = layers == "packed" and PackedDecoder.suits(model)
         self._packed: PackedDecoder | None = None
-        self._size = _exact_size(model) if deterministic else _PASS
+        self._size = _exact_size(model) if self.exact else _PASS
         self._device = next(model.parameters()).device
 
     def next_logits(self, slots: Sequence[Slot]) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..tools.errors import ConfigError, RunError
-from .backend import GenerateRequest, Generation
+from .backend import GenerateRequest, Generation, Layers
 from .kv_cache import KVCache, Slot
 from .model_passes import ModelPasses
 from .models import LanguageModel
@@ -50,11 +50,7 @@ class TorchEngine:
         version: version of the weights the model holds now.
         max_cache_tokens: places for tokens in the KV cache, all slots together; None is no bound. While rows are
             moved, one layer of one shelf is held twice.
-        deterministic: the same seeds give the same tokens and log-probs to the bit, whatever else is in the batch and
-            however often a sequence gave way (fp32 on a CPU, for one number of threads). Several times slower.
-        compile: run the layers through `torch.compile`.
-        pack_weights: in float32 on a CPU, sample with a copy of the weights in a faster layout: the memory of the
-            weights once more. Not with `compile` or `deterministic`, which have their own products.
+        layers: how the model's layers are run, see `Layers`.
     """
 
     def __init__(
@@ -65,9 +61,7 @@ class TorchEngine:
         max_sequences: int = 64,
         version: int = 0,
         max_cache_tokens: int | None = None,
-        deterministic: bool = False,
-        compile: bool = False,
-        pack_weights: bool = True,
+        layers: Layers = "packed",
     ) -> None:
         if max_cache_tokens is not None and max_cache_tokens < 2:
             raise ConfigError(f"max_cache_tokens must be at least 2 (a prompt and a token), got {max_cache_tokens}")
@@ -77,9 +71,7 @@ class TorchEngine:
         like = next(model.parameters()).detach().new_empty(0)
         self.device = like.device
         self.cache = KVCache(model.config, max_sequences, like, longest=self._length, max_tokens=max_cache_tokens)
-        self._passes = ModelPasses(
-            model, self.cache, deterministic=deterministic, compiled=compile, packed=pack_weights
-        )
+        self._passes = ModelPasses(model, self.cache, layers)
         self._waiting: list[_Sequence] = []
         self._active: list[_Sequence] = []  # oldest first
         self._runner: asyncio.Task[None] | None = None

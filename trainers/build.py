@@ -97,8 +97,7 @@ def _build(config: TrainConfig, model: LanguageModel, renderer: Renderer, run: R
         max_model_length=config.max_model_length,
         max_sequences=sequences,
         max_cache_tokens=config.max_cache_tokens,
-        deterministic=config.deterministic,
-        compile=config.compile,
+        layers=config.layers,
     )
     sampling = Sampling(temperature=config.temperature, max_new_tokens=config.max_completion_length)
     agent = ModelAgent(engine, renderer, sampling)

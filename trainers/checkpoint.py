@@ -91,8 +91,8 @@ def load_optimizer(folder: Path, model: LanguageModel, optimizer: torch.optim.Op
         name, _, field = key.rpartition("/")
         if name not in parameters or (field != "step" and tensor.shape != parameters[name].shape):
             raise RunError(f"{file}: {key} {tuple(tensor.shape)} does not belong to this model")
-        place = "cpu" if field == "step" else parameters[name].device  # where AdamW itself keeps them
-        states.setdefault(name, {})[field] = tensor.to(place, copy=True)  # the file may be pruned while mapped
+        # Copied, for the file may be pruned while mapped; the fused AdamW keeps its count of steps on the device too.
+        states.setdefault(name, {})[field] = tensor.to(parameters[name].device, copy=True)
     if missing := parameters.keys() - states.keys():
         raise RunError(f"{file}: holds no state of {sorted(missing)[0]} ({len(missing)} parameters lack it)")
     for name, state in states.items():

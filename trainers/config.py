@@ -26,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 
+from ..agents.backend import Layers
 from ..tools.errors import ConfigError, closest
 from .presets import PRESETS, unpinned, unread
 
@@ -98,10 +99,11 @@ class TrainConfig(BaseModel):
     max_cache_tokens: int | None = Field(
         default=None, ge=2, description="places for tokens in the sampler's cache; none: no bound"
     )
-    deterministic: bool = Field(
-        default=False, description="samples do not depend on their batch, to the bit; several times slower"
+    layers: Layers = Field(
+        default="packed",
+        description="how the sampler runs the layers: packed (fast on a CPU, a copy of the weights), plain, compiled "
+        "(torch.compile), deterministic (samples do not depend on their batch, to the bit; several times slower)",
     )
-    compile: bool = Field(default=False, description="run the sampler's layers through torch.compile")
     beta: float = Field(default=0.0, ge=0, description="weight of the KL (k3) to the starting model")
     epsilon: float = Field(default=0.2, gt=0, le=1, description="ratios below 1 - epsilon are clipped")
     epsilon_high: float | None = Field(

@@ -22,7 +22,7 @@ LOOP = frozenset({
 GROUPS = LOOP | frozenset({
     "env", "env_args", "prompts_per_step", "num_generations", "mini_batches", "num_iterations", "temperature",
     "max_completion_length", "max_model_length",
-    "max_cache_tokens", "deterministic", "compile", "beta", "epsilon_high", "scale_rewards",
+    "max_cache_tokens", "layers", "beta", "epsilon_high", "scale_rewards",
     "mask_truncated_completions", "reward_weights", "reward_model", "control", "save_trajectories",
 })  # fmt: skip
 """Keys of the algorithms that sample groups of episodes."""

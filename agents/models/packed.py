@@ -14,23 +14,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .decoder import Attend, Attention, Decoder
+from .decoder import Attend, Attention, Decoder, Layer
 from .lora import merged_state
 from .moe import MoE
 from .rope import rotate
 
-_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # what torch's own compiler makes use of
+_LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 _REORDER: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
 _ROWS = 32  # the number of rows that oneDNN lays the weights out for
 _FEW = 64  # up to so many rows a product is made for their very number; above, for the next multiple of this
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class PackedProduct:
     """x W^T + b, with what follows it done while the result is still in the cache."""
 
     weight: Tensor
     bias: Tensor | None
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None = None) -> PackedProduct:
+        """Copy a matrix (out, in) into the blocked layout."""
+        with torch.no_grad():
+            return cls(_REORDER(weight.detach().contiguous(), _ROWS), bias)
+
+    @staticmethod
+    def available() -> bool:
+        """Tell whether this torch has the operators: its own compiler makes use of them, where oneDNN is built in."""
+        built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        return bool(built) and None not in (_LINEAR, _REORDER)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map (N, in) to (N, out)."""
@@ -53,18 +65,18 @@ class _Product:
 class _Layer:
     """One layer: norms' weights are multiplied into the matrices that follow them, where these are packed."""
 
-    qkv: _Product
+    qkv: PackedProduct
     head_norm: Tensor | None
     """(H + KV, D): weights of the norms of queries and keys."""
-    out: _Product
-    mlp: tuple[_Product, _Product, _Product] | None
+    out: PackedProduct
+    mlp: tuple[PackedProduct, PackedProduct, PackedProduct] | None
     """gate, up, down; None where the layer is a mixture of experts, which runs as it is."""
 
 
 class PackedDecoder:
     """What a `Decoder` computes, to rounding, for one row of packed tokens, without gradients.
 
-    Adapters are merged into the copies. The weights are those at the time it was made.
+    Adapters are merged into the copies. When weights have changed, make a new one: this one's matrices are the old ones.
     """
 
     def __init__(self, model: Decoder) -> None:
@@ -74,13 +86,13 @@ class PackedDecoder:
         self._layers = [self._pack_layer(state, number) for number in range(model.config.num_hidden_layers)]
         self._embedding = state["model.embed_tokens.weight"]
         self._norm = state["model.norm.weight"]
-        self._head = _pack(self._embedding if model.lm_head is None else state["lm_head.weight"])
+        self._head = PackedProduct.of(self._embedding if model.lm_head is None else state["lm_head.weight"])
         self._eps = self._norm.new_tensor(model.config.rms_norm_eps)
 
     @staticmethod
     def suits(model: object) -> bool:
         """Tell whether this model can be packed: our own layers, in float32 on a CPU, with a torch that has oneDNN."""
-        if not isinstance(model, Decoder) or None in (_LINEAR, _REORDER) or not torch.backends.mkldnn.is_available():
+        if not isinstance(model, Decoder) or not PackedProduct.available():
             return False
         return model.head_weight.dtype == torch.float32 and model.head_weight.device.type == "cpu"
 
@@ -96,7 +108,7 @@ class PackedDecoder:
         for number, layer in enumerate(self._layers):
             x = self._attention(number, layer, x, cos, sin, attend)
             if layer.mlp is None:
-                block = self._model.model.layers[number]
+                block = cast("Layer", self._model.model.layers[number])
                 x = x + block.mlp(block.post_attention_layernorm(x)[None])[0][0]
             else:
                 gate, up, down = layer.mlp
@@ -109,9 +121,7 @@ class PackedDecoder:
         count = len(hidden)
         return self._head(F.pad(hidden, (0, 0, 0, self.rows(count) - count)))[:count]
 
-    def _attention(
-        self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend
-    ) -> Tensor:
+    def _attention(self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         config = self._config
         qkv = layer.qkv(self._normalised(x)).view(len(x), -1, config.head_dim)
         turned = qkv[:, : self._heads]
@@ -129,20 +139,22 @@ class PackedDecoder:
 
     def _pack_layer(self, state: dict[str, Tensor], number: int) -> _Layer:
         prefix = f"model.layers.{number}."
-        block = self._model.model.layers[number]
+        block = cast("Layer", self._model.model.layers[number])
         before, after = (state[f"{prefix}{name}_layernorm.weight"] for name in ("input", "post_attention"))
 
-        def pack(*names: str, scale: Tensor | None = None) -> _Product:
+        def joined(*names: str, scale: Tensor | None = None) -> PackedProduct:
             weights = torch.cat([state[f"{prefix}{name}.weight"] for name in names])
             biases = [state[f"{prefix}{name}.bias"] for name in names if f"{prefix}{name}.bias" in state]
-            return _pack(weights if scale is None else weights * scale, torch.cat(biases) if biases else None)
+            return PackedProduct.of(
+                weights if scale is None else weights * scale, torch.cat(biases) if biases else None
+            )
 
-        qkv = pack(*(f"self_attn.{name}_proj" for name in "qkv"), scale=before)
+        qkv = joined(*(f"self_attn.{name}_proj" for name in "qkv"), scale=before)
         mlp = None
         if not isinstance(block.mlp, MoE):
-            gate, up = (pack(f"mlp.{name}_proj", scale=after) for name in ("gate", "up"))
-            mlp = gate, up, pack("mlp.down_proj")
-        return _Layer(qkv, _head_norm(block.self_attn), pack("self_attn.o_proj"), mlp)
+            gate, up = (joined(f"mlp.{name}_proj", scale=after) for name in ("gate", "up"))
+            mlp = gate, up, joined("mlp.down_proj")
+        return _Layer(qkv, _head_norm(block.self_attn), joined("self_attn.o_proj"), mlp)
 
 
 def _head_norm(attention: Attention) -> Tensor | None:
@@ -153,8 +165,3 @@ def _head_norm(attention: Attention) -> Tensor | None:
     dim = attention.dim
     heads, kv_heads = (linear.out_features // dim for linear in (attention.q_proj, attention.k_proj))
     return torch.cat((q.expand(heads, dim), k.expand(kv_heads, dim)))
-
-
-@torch.no_grad()
-def _pack(weight: Tensor, bias: Tensor | None = None) -> _Product:
-    return _Product(_REORDER(weight.detach().contiguous(), _ROWS), bias)

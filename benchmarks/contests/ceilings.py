@@ -8,6 +8,8 @@ from time import perf_counter
 import torch
 import torch.nn.functional as F
 
+from gymtune.agents.models.packed import PackedProduct
+
 from .counting import FP32, Product
 
 COLD_BYTES = 256 << 20
@@ -26,7 +28,7 @@ class Ceilings:
         self.bytes_per_second = cold_bytes / self._best(data.sum)
 
     def seconds(self, product: Product) -> float:
-        """Return the least time of these products: the best of `F.linear` and of the transposed way, weights cold."""
+        """Return the least time of these products: the best of three ways (plain, turned, packed), weights cold."""
         shape = (product.rows, product.inner, product.columns)
         if shape not in self._products:
             self._products[shape] = self._measure(*shape)
@@ -47,7 +49,11 @@ class Ceilings:
                 torch.mm(weight, turned)
 
         with torch.inference_mode():
-            return min(self._best(linear), self._best(transposed)) / copies
+            best = min(self._best(linear), self._best(transposed))
+            if PackedProduct.available():
+                packed = [PackedProduct.of(weight) for weight in weights]
+                best = min(best, self._best(lambda: [product(x) for product in packed]))
+            return best / copies
 
     def _best(self, work: Callable[[], object]) -> float:
         work()

@@ -112,7 +112,7 @@ def test_twins_share_one_prefill_and_keep_their_own_randomness(model):
     requests = [request(prompt, RANDOM, session=str(i), seed=i + 1) for i in range(4)]
     requests.insert(2, request([5, 6, 7], RANDOM, session="other", seed=9))
     seen = count_forward(model)
-    generations = generate(TorchEngine(model, pack_weights=False), requests)
+    generations = generate(TorchEngine(model, layers="plain"), requests)
     # The prompt once and the other, without padding; then the last token of each copy, beside two that decode.
     assert seen[:2] == [len(prompt) + 3, 3 + 2]
     assert len({tuple(g.ids) for g in generations}) > 1
@@ -120,7 +120,7 @@ def test_twins_share_one_prefill_and_keep_their_own_randomness(model):
 
 
 def test_a_second_turn_computes_only_what_is_new(model):
-    engine, prompt = TorchEngine(model, pack_weights=False), prompts(1, seed=3)[0] + [9] * 30
+    engine, prompt = TorchEngine(model, layers="plain"), prompts(1, seed=3)[0] + [9] * 30
     (first,) = generate(engine, [request(prompt)])
     seen = count_forward(model)
     more = request([*prompt, *first.ids, 11, 12, 13], RANDOM)
@@ -130,7 +130,7 @@ def test_a_second_turn_computes_only_what_is_new(model):
 
 
 def test_a_rewritten_history_keeps_what_it_shares(model):
-    engine, prompt = TorchEngine(model, pack_weights=False), [3, 1, 4, 1, 5, 9, 2, 6]
+    engine, prompt = TorchEngine(model, layers="plain"), [3, 1, 4, 1, 5, 9, 2, 6]
     generate(engine, [request(prompt)])
     seen = count_forward(model)
     rewritten = request([3, 1, 4, 7, 7, 7, 7, 7, 7, 7], RANDOM)
@@ -199,7 +199,7 @@ def test_a_slot_cut_in_the_middle_is_not_taken_for_what_it_held_before(model):
 
 
 def test_new_weights_count_at_once_and_forget_the_cache(model):
-    engine = TorchEngine(model, pack_weights=False, version=4)
+    engine = TorchEngine(model, layers="plain", version=4)
     prompt = [1, 2, 3, 4, 5, 6, 7, 8]
     (before,) = generate(engine, [request(prompt)])
     weights = {name: weight.detach() * 1.1 for name, weight in model.named_parameters()}
@@ -211,6 +211,18 @@ def test_new_weights_count_at_once_and_forget_the_cache(model):
     assert seen[0] == len(more.prompt_ids)
     assert_equal(model, [more], [after])
     assert all(torch.equal(weight, weights[name]) for name, weight in model.named_parameters())
+
+
+@pytest.mark.parametrize("layers", ["packed", "plain"])
+def test_a_model_that_is_trained_in_place_samples_with_its_new_weights(model, layers):
+    """As a trainer does it: the engine samples with the very parameters that an optimizer changes."""
+    engine, wanted = TorchEngine(model, layers=layers), request([1, 2, 3, 4], RANDOM)
+    generate(engine, [wanted])
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.3)
+    engine.load_weights(1, dict(model.named_parameters()))
+    assert_equal(model, [wanted], generate(engine, [wanted]))
 
 
 def test_weights_that_do_not_fit_change_nothing(model):
@@ -279,7 +291,7 @@ def test_how_a_turn_ends(model):
 
 
 def test_a_failure_inside_is_told_to_all_who_wait_and_the_engine_goes_on(model, monkeypatch):
-    engine = TorchEngine(model, pack_weights=False, max_sequences=2)
+    engine = TorchEngine(model, layers="plain", max_sequences=2)
     requests = [request([1, 2, 3], RANDOM, session=str(i), seed=i) for i in range(3)]
 
     def breaks(*_):
@@ -331,7 +343,7 @@ def play(engine: TorchEngine, histories: list[list[int]], turns: int, sampling: 
 def test_a_bound_on_the_cache_holds_and_changes_nothing(model, bound):
     """Sequences wait, are evicted between turns and give way in the middle of one: each is sampled all the same."""
     long = RANDOM.model_copy(update={"max_new_tokens": 25})
-    engine = TorchEngine(model, pack_weights=False, max_cache_tokens=bound)
+    engine = TorchEngine(model, layers="plain", max_cache_tokens=bound)
     given_way = watch_given_way(engine)
     allocated = watch_memory(model, engine)
     told = play(engine, prompts(6, seed=8), 2, long)
@@ -363,7 +375,7 @@ def watch_given_way(engine: TorchEngine) -> list[str]:
 
 def test_without_a_bound_memory_follows_what_is_held(model):
     """One long sequence does not make all rows long."""
-    engine = TorchEngine(model, pack_weights=False)
+    engine = TorchEngine(model, layers="plain")
     requests = [request([5] * 400, session="long"), *(request([i] * 10, session=str(i)) for i in range(15))]
     allocated = watch_memory(model, engine)
     assert_equal(model, requests, generate(engine, requests))
@@ -386,7 +398,7 @@ def test_what_prompts_share_is_computed_once(model):
     shared, own = [7, 3] * 50, [[1, 2], [3, 4, 5], [6] * 150]
     requests = [request([*shared, *p], session=str(i), seed=i) for i, p in enumerate(own)]
     seen = count_forward(model)
-    assert_equal(model, requests, generate(TorchEngine(model, pack_weights=False), requests))
+    assert_equal(model, requests, generate(TorchEngine(model, layers="plain"), requests))
     assert seen[:2] == [102, 1 + 3 + 150]
 
 
@@ -397,11 +409,11 @@ def test_in_deterministic_mode_company_and_memory_change_no_bit(model):
     long = RANDOM.model_copy(update={"max_new_tokens": 24})
 
     def run(**options) -> list[Generation]:
-        return [g for _, g in play(TorchEngine(model, deterministic=True, **options), histories, 2, long)]
+        return [g for _, g in play(TorchEngine(model, layers="deterministic", **options), histories, 2, long)]
 
     together = run()
     assert run(max_sequences=1) == together
-    pressed = TorchEngine(model, deterministic=True, max_cache_tokens=420)
+    pressed = TorchEngine(model, layers="deterministic", max_cache_tokens=420)
     given_way = watch_given_way(pressed)
     told = play(pressed, histories, 2, long)
     assert [g for _, g in told] == together
@@ -410,14 +422,14 @@ def test_in_deterministic_mode_company_and_memory_change_no_bit(model):
 
 
 def test_in_deterministic_mode_every_pass_has_one_shape(model):
-    engine, seen = TorchEngine(model, deterministic=True), count_forward(model)
+    engine, seen = TorchEngine(model, layers="deterministic"), count_forward(model)
     generate(engine, [request(p, session=str(i)) for i, p in enumerate(prompts(40))])
     assert set(seen) in ({32}, {1})  # 1 where the products of this machine do not treat rows alike
 
 
-def test_deterministic_and_compiled_exclude_each_other(model):
-    with pytest.raises(ConfigError, match="leave compile off"):
-        TorchEngine(model, deterministic=True, compile=True)
+def test_unknown_layers_are_refused_by_name(model):
+    with pytest.raises(ConfigError, match="unknown layers 'fast': wanted one of packed, plain, compiled"):
+        TorchEngine(model, layers="fast")
 
 
 def test_stop_strings_end_a_turn_and_leave_its_ids_alone(model):
@@ -458,7 +470,7 @@ def test_scores_are_the_log_probs_of_the_sampler(model, temperature, monkeypatch
     "error", [torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory"), MemoryError()]
 )
 def test_out_of_memory_is_named_and_those_who_wait_go_on(model, monkeypatch, error):
-    engine = TorchEngine(model, pack_weights=False, max_sequences=2)
+    engine = TorchEngine(model, layers="plain", max_sequences=2)
     requests = [request(p, RANDOM, session=str(i), seed=i) for i, p in enumerate(prompts(3))]
     times, forward = iter([True, True]), type(model).forward
 
@@ -500,8 +512,8 @@ def test_a_compiled_model_samples_the_same(model, device):
         pytest.skip("torch sees no CUDA device")
     if device == "cpu" and not any(map(shutil.which, ("g++", "clang++"))):
         with pytest.raises(ConfigError, match="needs a C\\+\\+ compiler"):
-            TorchEngine(model, compile=True)
+            TorchEngine(model, layers="compiled")
         return
     requests = [request(p, RANDOM, session=str(i), seed=i * 31 + 1) for i, p in enumerate(prompts(9))]
-    found = generate(TorchEngine(model.to(device), compile=True), requests)
+    found = generate(TorchEngine(model.to(device), layers="compiled"), requests)
     assert_equal(model.to("cpu"), requests, found)

@@ -50,8 +50,7 @@ CASES = {
     "max_completion_length": ("metrics", 2, {}),
     "max_model_length": ("metrics", 30, {}),
     "max_cache_tokens": ("metrics", 30, {}),
-    "deterministic": ("passes", True, {}),
-    "compile": ("passes", True, {}),
+    "layers": ("passes", "deterministic", {}),
     "beta": ("weights", 0.5, {}),
     "epsilon": ("weights", 1e-4, {"num_iterations": 2, "learning_rate": 1e-3}),
     "epsilon_high": ("weights", 1e-4, {"num_iterations": 2, "learning_rate": 1e-3}),
@@ -87,9 +86,9 @@ def outcome(taught_model, tiny_renderer, mixed_file, tmp_path_factory):
     forwards, threads, layers, passes, known = [], [], [], [], {}
     plain_passes = engine_module.ModelPasses
 
-    def noted(*args, deterministic, compiled):
-        passes.append((deterministic, compiled))
-        return plain_passes(*args, deterministic=deterministic, compiled=False)  # to compile takes half a minute
+    def noted(model, cache, layers):
+        passes.append(layers)
+        return plain_passes(model, cache, layers)
 
     checkpointed = decoder_module.checkpoint
     plain = update_module.policy_logprobs
