@@ -25,19 +25,19 @@ GYMTUNE = Path(sys.executable).with_name("gymtune")
 EVAL_TASKS = 400
 
 
-def gymtune(*words: object) -> None:
-    """Print a command, then run it; stop when it fails."""
+def gymtune(*words: object, threads: int | None = 1) -> None:
+    """Print a command, then run it; stop when it fails. A tiny model has nothing to share between threads."""
     arguments = [str(word) for word in words]
     print(f"\n$ gymtune {shlex.join(arguments)}", flush=True)
-    one = {"OMP_NUM_THREADS": "1"}  # a model this small has nothing to share between threads
-    done = subprocess.run([GYMTUNE, *arguments], check=False, env=one | os.environ)
+    few = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run([GYMTUNE, *arguments], check=False, env=few | os.environ)
     if done.returncode != 0:
         sys.exit(done.returncode)
 
 
-def free_folder() -> Path:
-    """Return the first of runs/demo-1, runs/demo-2, ... that is not there yet."""
-    return next(path for number in count(1) if not (path := Path(f"runs/demo-{number}")).exists())
+def free_folder(name: str) -> Path:
+    """Return the first of runs/NAME-1, runs/NAME-2, ... that is not there yet."""
+    return next(path for number in count(1) if not (path := Path(f"runs/{name}-{number}")).exists())
 
 
 def evaluation(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--control", action="store_true", help="deal the rewards out at random within the batch")
     parser.add_argument("--out", type=Path, help="folder (default: the first free runs/demo-N)")
     options = parser.parse_args()
-    out = options.out or free_folder()
+    out = options.out or free_folder("demo")
     if out.exists():
         sys.exit(f"demo: {out} is there already; give another --out")
     began = perf_counter()

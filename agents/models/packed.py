@@ -76,7 +76,7 @@ class _Layer:
 class PackedDecoder:
     """What a `Decoder` computes, to rounding, for one row of packed tokens, without gradients.
 
-    Adapters are merged into the copies. When weights have changed, make a new one: this one's matrices are the old ones.
+    Adapters are merged into the copies. When weights have changed, make a new one.
     """
 
     def __init__(self, model: Decoder) -> None:
