@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder (default: the first free runs/smollm2-N)")
     options = parser.parse_args()
     if not (options.model / "config.json").is_file():
-        sys.exit(f"smollm2_calculator: {options.model} is no model folder; the first lines of this file say how to get it")
+        sys.exit(f"smollm2_calculator: {options.model} is no model folder: this file says how to get one")
     out = options.out or free_folder("smollm2")
     if out.exists():
         sys.exit(f"smollm2_calculator: {out} is there already; give another --out")
