@@ -33,7 +33,7 @@ def group_advantages(
     rewards: Sequence[float | None],
     groups: Sequence[Hashable],
     *,
-    scale: Literal["group", "none"] = "group",
+    scale: Literal["group", "batch", "none"] = "group",
     eps: float = STD_EPSILON,
 ) -> Tensor:
     """Return `(N,)` float32 advantages of N episodes; `groups` says which episodes are samples of one task.

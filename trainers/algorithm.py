@@ -10,31 +10,43 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..agents.trajectory import Trajectory
 from .config import TrainConfig
+from .experience import Experience
 from .losses import TokenLosses
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """The trainable tokens a loss reads, flat (N,): current, old (sampler's) log-probs and advantages."""
+    """The trainable tokens of a micro-batch, flat (N,); what has a gradient is named.
+
+    `logprobs` (with gradient): of the policy now. `old_logprobs`: at the start of the step. `advantages`: from credit.
+    `row`: (N,) int64, which segment a token belongs to; the tokens of a segment stand together, in order.
+    `values` (with gradient), `old_values`, `returns`: of a critic, now, at the start of the step, and what it should
+    say; None without one.
+    """
 
     logprobs: Tensor
     old_logprobs: Tensor
     advantages: Tensor
+    row: Tensor
+    values: Tensor | None = None
+    old_values: Tensor | None = None
+    returns: Tensor | None = None
 
 
 class Algorithm(ABC):
-    """Credit and loss of one algorithm. `online`: episodes are sampled anew at every step."""
+    """Credit and loss of one algorithm. `online`: it learns from episodes that a policy sampled."""
 
     online: ClassVar[bool] = True
+    critic: ClassVar[bool] = False
+    """Whether a value model stands beside the policy: then experiences have `values`, and credit gives `returns`."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
 
     @abstractmethod
-    def credit(self, trajectories: Sequence[Trajectory], rewards: Sequence[float | None]) -> list[float]:
-        """Return the advantage of each trajectory; 0 where it teaches nothing."""
+    def credit(self, experiences: Sequence[Experience]) -> None:
+        """Give each experience its advantages: 0 where it teaches nothing, as where its reward is None."""
 
     @abstractmethod
     def loss(self, tokens: TokenBatch) -> TokenLosses:

@@ -1,12 +1,13 @@
 """From trajectories to the rows and micro-batches that a model runs on.
 
-A row is one segment of one trajectory. Which tokens train comes from the response mask; how much, from the
-trajectory's advantage. Micro-batches bound memory and change no number: what a token weighs is fixed by the whole
+A row is one segment of one trajectory. Which tokens train comes from the response mask; how much, from
+its advantages. Micro-batches bound memory and change no number: what a token weighs is fixed by the whole
 optimizer batch before it is split.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
@@ -15,9 +16,8 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from ..agents.trajectory import Trajectory
-from ..tools.errors import DataError
 from .attention import PackedAttend, Piece
+from .experience import Experience
 
 WORTH_A_FORK = 16
 """Tokens that sharing a beginning must save: each length of beginning costs one more call of attention in a layer."""
@@ -25,78 +25,74 @@ WORTH_A_FORK = 16
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One segment: its ids, the places of its trainable tokens, their old log-probs (NaN where unknown)."""
+    """One segment: its ids, the places of its trainable tokens, and a number of each (see `Experience`)."""
 
     tokens: list[int]
     places: list[int]  # t of every trainable token; its log-prob is read at t - 1
     old_logprobs: list[float]
-    advantage: float
+    weights: list[float]
+    advantages: list[float]
+    values: list[float]  # NaN without a critic, as are the returns
+    returns: list[float]
     trajectory: int  # index in the optimizer batch
+    first: int  # its first trainable token, counted among those of the trajectory
     temperature: float
+
+    @property
+    def teaches(self) -> bool:
+        """Whether any token has an advantage; a policy's loss is without gradient otherwise."""
+        return any(self.advantages)
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """What one forward pass takes: a stream of T tokens without padding, rows behind one another.
 
-    A row that begins as the one before it adds only what is new. `ids` and `positions` (1, T), a position being the
-    token's place in its row; `attend` knows which tokens a token sees. For the N trainable tokens, flat (N,): `source`,
-    where in the stream the hidden state stands that predicts each, its id `targets` and, per token, `old_logprobs`,
-    `advantages`, `temperatures`, `trajectory`.
+    A row that begins as the one before it adds only what is new. `rows` are in the order of the tokens; `ids` and
+    `positions` are (1, T), a position being the token's place in its row; `attend` knows which tokens a token sees. For
+    the N trainable tokens, flat (N,): `source`, where in the stream the hidden state stands that predicts each, its id
+    `targets` and, per token, `old_logprobs`, `weights`, `advantages`, `values`, `returns`, `temperatures`; `row` (a
+    segment, counted in this micro-batch) and `trajectory` (counted in the optimizer batch) say whose it is.
     """
 
+    rows: Sequence[Row]
     ids: Tensor
     positions: Tensor
     attend: PackedAttend
     source: Tensor
     targets: Tensor
     old_logprobs: Tensor
+    weights: Tensor
     advantages: Tensor
+    values: Tensor
+    returns: Tensor
     temperatures: Tensor
+    row: Tensor
     trajectory: Tensor
 
 
-def make_rows(trajectories: Sequence[Trajectory], advantages: Sequence[float], *, need_logprobs: bool) -> list[Row]:
-    """Return the rows of `trajectories` that hold a trainable token, in order.
-
-    With `need_logprobs` a row keeps the temperature it was sampled at, for the ratio must compare like with like;
-    without, log-probs are the model's own (temperature 1), whoever wrote the tokens.
-
-    Raises DataError for a trajectory without tokens, a mask of all ones (no prompt predicts the first token), and,
-    when `need_logprobs`, for agent tokens that were not sampled or were sampled greedily.
-    """
+def make_rows(experiences: Sequence[Experience]) -> list[Row]:
+    """Return the rows of an optimizer batch that hold a trainable token, in order."""
     rows = []
-    for index, (trajectory, advantage) in enumerate(zip(trajectories, advantages, strict=True)):
-        sampling = trajectory.sampling if need_logprobs else None
-        temperature = 1.0 if sampling is None else sampling.temperature
-        if temperature == 0:
-            raise DataError(
-                f"trajectory {trajectory.trajectory_id} was sampled greedily; RL needs a temperature above 0"
-            )
-        for start, end in trajectory.segments:
-            places = [t for t in range(start, end) if trajectory.response_mask[t]]
-            if not places:
+    for index, experience in enumerate(experiences):
+        places, none = experience.places, [float("nan")] * len(experience.places)
+        values, returns = experience.values or none, experience.returns or none
+        for start, end in experience.trajectory.segments:
+            first, last = bisect_left(places, start), bisect_left(places, end)
+            if first == last:
                 continue
-            if places[0] == start:
-                raise DataError(
-                    f"trajectory {trajectory.trajectory_id}: a segment begins with mask 1, so nothing predicts its "
-                    "first token; a prompt must come before"
-                )
-            old = [trajectory.logprobs[t] for t in places]
-            if need_logprobs and None in old:
-                raise DataError(
-                    f"trajectory {trajectory.trajectory_id} (agent {trajectory.agent!r}): token "
-                    f"{places[old.index(None)]} has no log-prob, so no policy sampled it; RL needs sampled "
-                    "trajectories, SFT takes these"
-                )
             rows.append(
                 Row(
-                    trajectory.tokens[start:end],
-                    [t - start for t in places],
-                    [float("nan") if value is None else value for value in old],
-                    float(advantage),
+                    experience.trajectory.tokens[start:end],
+                    [t - start for t in places[first:last]],
+                    experience.old_logprobs[first:last],
+                    experience.weights[first:last],
+                    experience.advantages[first:last],
+                    values[first:last],
+                    returns[first:last],
                     index,
-                    temperature,
+                    first,
+                    experience.temperature,
                 )
             )
     return rows
@@ -171,13 +167,18 @@ def _pack(rows: Sequence[Row], inputs: Sequence[list[int]], shared: Sequence[int
         return torch.tensor([value for row in values for value in row], dtype=dtype, device=device)
 
     return MicroBatch(
+        rows=rows,
         ids=flat([ids], torch.long).unsqueeze(0),
         positions=flat([positions], torch.long).unsqueeze(0),
         attend=PackedAttend(pieces, device),
         source=flat([source], torch.long),
         targets=flat(([row.tokens[t] for t in row.places] for row in rows), torch.long),
         old_logprobs=flat((row.old_logprobs for row in rows), torch.float32),
-        advantages=flat(([row.advantage] * len(row.places) for row in rows), torch.float32),
+        weights=flat((row.weights for row in rows), torch.float32),
+        advantages=flat((row.advantages for row in rows), torch.float32),
+        values=flat((row.values for row in rows), torch.float32),
+        returns=flat((row.returns for row in rows), torch.float32),
         temperatures=flat(([row.temperature] * len(row.places) for row in rows), torch.float32),
+        row=flat(([index] * len(row.places) for index, row in enumerate(rows)), torch.long),
         trajectory=flat(([row.trajectory] * len(row.places) for row in rows), torch.long),
     )

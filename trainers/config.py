@@ -13,32 +13,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, NoneType
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self, get_args
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
-    Field,
-    JsonValue,
     ModelWrapValidatorHandler,
     ValidationError,
     ValidationInfo,
     model_validator,
 )
 
-from ..agents.backend import Layers
 from ..tools.errors import ConfigError, closest
+from .config_keys import BatchKeys, CreditKeys, CriticKeys, LossKeys, OptimizerKeys, RunKeys, SamplingKeys
 from .presets import PRESETS, unpinned, unread
 
-Algo = Literal["sft", "grpo", "cispo"]
-Averaging = Literal["token_mean", "sequence_mean", "constant"]
-ScaleRewards = Literal["group", "none"]
 Keys = tuple[str, ...]
 WANTED = {"string_pattern_mismatch": "cpu, cuda or cuda:N", "invalid-json-value": "a value that JSON can hold"}
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(CriticKeys, CreditKeys, LossKeys, SamplingKeys, BatchKeys, OptimizerKeys, RunKeys):
     """Everything a run acts on; frozen. Missing keys take the value of the algorithm's preset, then the default.
 
     Raises `ConfigError` for an unknown key, a wrong type or range, a key that `algo` does not read or pins to
@@ -46,92 +40,6 @@ class TrainConfig(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    algo: Algo = Field(description="the algorithm; brings a preset")
-    model: str = Field(min_length=1, description="model folder in Hugging Face form")
-    output_dir: str = Field(min_length=1, description="run folder")
-    env: str | None = Field(
-        default=None, min_length=1, description="id of the environment that episodes are sampled in"
-    )
-    env_args: dict[str, JsonValue] = Field(default={}, description="keyword arguments of the environment")
-    data: str | None = Field(default=None, min_length=1, description="trajectory file (JSONL) to learn from")
-    seed: int = Field(default=0, ge=0, description="seed of sampling, tasks and data order")
-
-    max_steps: int = Field(
-        default=100, ge=1, description="steps; one step is a rollout batch with its updates, or a batch"
-    )
-    learning_rate: float = Field(default=3e-4, gt=0, description="peak learning rate of AdamW")
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
-        default="cosine", description="shape after warm-up"
-    )
-    warmup_steps: int = Field(default=0, ge=0, description="steps over which the learning rate rises from 0")
-    min_lr_ratio: float = Field(default=0.1, ge=0, le=1, description="last learning rate, as a share of the peak")
-    weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay")
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean of the gradient")
-    adam_beta2: float = Field(default=0.95, ge=0, lt=1, description="decay of the mean of the squared gradient")
-    adam_epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the squared gradient")
-    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients of a larger norm are scaled down to it")
-
-    lora_r: int | None = Field(default=None, ge=1, description="rank of LoRA adapters; none: every weight is trained")
-    lora_alpha: int = Field(default=32, ge=1, description="what adapters add is multiplied by lora_alpha / lora_r")
-    lora_dropout: float = Field(default=0.0, ge=0, lt=1, description="share of an adapter's inputs that is dropped")
-    lora_target_modules: str | list[str] = Field(
-        default="all-linear", description="ends of the names of the matrices that get an adapter"
-    )
-
-    prompts_per_step: int = Field(default=32, ge=1, description="tasks sampled in a step, each a group")
-    num_generations: int = Field(default=8, ge=2, description="episodes of one group")
-    batch_size: int = Field(default=64, ge=1, description="trajectories of one optimizer step")
-    mini_batches: int = Field(default=1, ge=1, description="optimizer steps that a rollout batch is split into")
-    num_iterations: int = Field(default=1, ge=1, description="passes over a rollout batch")
-    micro_batch_tokens: int = Field(
-        default=4096, ge=1, description="tokens computed in one forward; bounds memory, not the result"
-    )
-    gradient_checkpointing: bool = Field(
-        default=False, description="compute layers again in the backward pass: less memory, a third more work"
-    )
-
-    temperature: float = Field(default=1.0, gt=0, description="of sampling, and of the log-probs in the loss")
-    max_completion_length: int = Field(default=256, ge=1, description="most tokens sampled in a turn")
-    max_model_length: int | None = Field(
-        default=None, ge=2, description="longest context; none: what the model was made for"
-    )
-    max_cache_tokens: int | None = Field(
-        default=None, ge=2, description="places for tokens in the sampler's cache; none: no bound"
-    )
-    layers: Layers = Field(
-        default="packed",
-        description="how the sampler runs the layers: packed (fast on a CPU, a copy of the weights), plain, compiled "
-        "(torch.compile), deterministic (samples do not depend on their batch, to the bit; several times slower)",
-    )
-    beta: float = Field(default=0.0, ge=0, description="weight of the KL (k3) to the starting model")
-    epsilon: float = Field(default=0.2, gt=0, le=1, description="ratios below 1 - epsilon are clipped")
-    epsilon_high: float | None = Field(
-        default=None,
-        gt=0,
-        description="grpo: ratios above 1 + epsilon_high are clipped (none: epsilon); cispo: cap of the ratio",
-    )
-    averaging: Averaging = Field(default="token_mean", description="how losses of tokens become the loss of the batch")
-    scale_rewards: ScaleRewards = Field(
-        default="group", description="divide advantages by the group's deviation, or not"
-    )
-    mask_truncated_completions: bool = Field(default=False, description="leave truncated episodes out of the loss")
-    reward_weights: dict[str, float] = Field(
-        default={}, description="weights of rewards, over the environment's own; module:function is one of yours"
-    )
-    reward_model: str | None = Field(default=None, min_length=1, description="folder of a reward model, or stub")
-    control: Literal["none", "shuffle_rewards"] = Field(
-        default="none", description="control run: rewards dealt out at random must teach nothing"
-    )
-    min_reward: float | None = Field(default=None, description="trajectories with less reward are left out")
-
-    save_steps: int = Field(default=50, ge=0, description="steps between checkpoints; 0: only at the end")
-    save_total_limit: int | None = Field(default=2, ge=1, description="checkpoints kept; none: all")
-    logging_steps: int = Field(default=1, ge=1, description="steps between lines of metrics")
-    save_trajectories: bool = Field(default=True, description="keep the sampled trajectories in the run folder")
-    torch_threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; none: torch's choice")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", description="dtype of the weights")
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu, cuda or cuda:N")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -178,6 +86,11 @@ class TrainConfig(BaseModel):
             yield "--algo cispo caps the ratio at epsilon_high, which is none; its preset has 5.0"
         if self.warmup_steps > self.max_steps:
             yield f"warmup_steps {self.warmup_steps} is more than max_steps {self.max_steps}"
+
+    @property
+    def passes(self) -> int:
+        """Passes over a rollout batch."""
+        return self.num_ppo_epochs if self.algo == "ppo" else self.num_iterations
 
     def effective(self) -> dict[str, Any]:
         """Return the keys that the run reads, with their values as JSON data."""

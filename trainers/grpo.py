@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..agents.trajectory import Trajectory
 from .advantages import group_advantages
 from .algorithm import Algorithm, TokenBatch
 from .config import TrainConfig
+from .experience import Experience
 from .losses import TokenLosses, grpo_token_loss
 
 
@@ -22,10 +22,13 @@ class GRPO(Algorithm):
         super().__init__(config)
         self.epsilon_high = config.epsilon if config.epsilon_high is None else config.epsilon_high
 
-    def credit(self, trajectories: Sequence[Trajectory], rewards: Sequence[float | None]) -> list[float]:
-        """(reward - mean of the group) / deviation of the group."""
-        groups = [trajectory.group_id for trajectory in trajectories]
-        return group_advantages(rewards, groups, scale=self.config.scale_rewards).tolist()
+    def credit(self, experiences: Sequence[Experience]) -> None:
+        """(reward - mean of the group) / deviation of the group, the same for every token of an episode."""
+        groups = [experience.trajectory.group_id for experience in experiences]
+        rewards = [experience.reward for experience in experiences]
+        advantages = group_advantages(rewards, groups, scale=self.config.scale_rewards)
+        for experience, advantage in zip(experiences, advantages.tolist(), strict=True):
+            experience.give(advantage)
 
     def loss(self, tokens: TokenBatch) -> TokenLosses:
         """-min(r A, clip(r) A)."""

@@ -22,6 +22,7 @@ from .checkpoint import load_optimizer, save_checkpoint, save_pretrained
 from .cispo import CISPO
 from .config import TrainConfig
 from .dataset import TrajectoryDataset
+from .experience import Experience, experiences_of
 from .grpo import GRPO
 from .metrics import episode_metrics
 from .run_folder import RunFolder
@@ -88,9 +89,9 @@ class Trainer:
             began = perf_counter()
             trajectories = self.collect()
             sampled = perf_counter()
-            advantages = self.credit(trajectories)
+            experiences = self.credit(trajectories)
             stats = UpdateStats()
-            for mini_batches in self.batches(trajectories, advantages):
+            for mini_batches in self.batches(experiences):
                 self.updater.update(mini_batches, self.step, stats)
             self.step += 1
             self._sync()
@@ -138,47 +139,45 @@ class Trainer:
         cause = f" ({self.scorer.fault})" if self.scorer.fault else ""
         return f"no episode has a reward, for {' and '.join(broken)} broke in every one{cause}; nothing can be learnt"
 
-    def credit(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """Return each trajectory's advantage. In a control run the known rewards are dealt out at random first."""
-        rewards = [trajectory.reward for trajectory in trajectories]
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[Experience]:
+        """Return what the trajectories teach. In a control run the known rewards are dealt out at random first."""
+        experiences = experiences_of(trajectories, need_logprobs=self.algorithm.online)
         if self.config.control == "shuffle_rewards":
-            known = [index for index, reward in enumerate(rewards) if reward is not None]
+            known = [experience for experience in experiences if experience.reward is not None]
             rng = Random(derive_seed(self.config.seed, "control", self.step))
-            dealt = [rewards[index] for index in rng.sample(known, len(known))]
-            for index, reward in zip(known, dealt, strict=True):
-                rewards[index] = reward
-        return self.algorithm.credit(trajectories, rewards)
+            dealt = rng.sample([experience.reward for experience in known], len(known))
+            for experience, reward in zip(known, dealt, strict=True):
+                experience.reward = reward
+        if self.algorithm.online:
+            self.updater.annotate(experiences)
+        self.algorithm.credit(experiences)
+        return experiences
 
-    def batches(self, trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> list[list[list[Row]]]:
-        """Return, for every pass over the step's trajectories, its mini-batches of rows.
+    def batches(self, experiences: Sequence[Experience]) -> list[list[list[Row]]]:
+        """Return, for every pass over the step's experiences, its mini-batches of rows.
 
         Failed and broken episodes are left out, and truncated ones when the config says so. Groups are shuffled whole;
         one is cut only where the bound of a mini-batch falls inside it.
         """
         config = self.config
         if not self.algorithm.online:
-            return [[make_rows(trajectories, advantages, need_logprobs=False)]]
-        groups: dict[str, list[int]] = {}
-        for index, trajectory in enumerate(trajectories):
-            groups.setdefault(trajectory.group_id, []).append(index)
-        size = len(trajectories) // config.mini_batches
+            return [[make_rows(experiences)]]
+        groups: dict[str, list[Experience]] = {}
+        for experience in experiences:
+            groups.setdefault(experience.trajectory.group_id, []).append(experience)
+        size = -(-len(experiences) // config.mini_batches)
         passes = []
-        for iteration in range(config.num_iterations):
+        for iteration in range(config.passes):
             names = list(groups)
             Random(derive_seed(config.seed, "order", self.step, iteration)).shuffle(names)
-            order = [index for name in names for index in groups[name]]
+            order = [experience for name in names for experience in groups[name]]
             slices = [order[first : first + size] for first in range(0, len(order), size)]
-            passes.append([self._rows(trajectories, advantages, part) for part in slices])
+            passes.append([make_rows([one for one in part if self._trains(one)]) for part in slices])
         return passes
 
-    def _rows(self, trajectories: Sequence[Trajectory], advantages: Sequence[float], part: list[int]) -> list[Row]:
-        kept = [
-            index
-            for index in part
-            if trajectories[index].reward is not None
-            and not (self.config.mask_truncated_completions and trajectories[index].truncated)
-        ]
-        return make_rows([trajectories[i] for i in kept], [advantages[i] for i in kept], need_logprobs=True)
+    def _trains(self, experience: Experience) -> bool:
+        cut = self.config.mask_truncated_completions and experience.trajectory.truncated
+        return experience.reward is not None and not cut
 
     def report(self, trajectories: Sequence[Trajectory], stats: UpdateStats, seconds: dict[str, float]) -> None:
         """Write the step's line of metrics and hand it to whoever draws progress."""

@@ -78,13 +78,20 @@ def sft_token_loss(logprobs: Tensor) -> Tensor:
     return -_wide(logprobs)
 
 
-def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Return Schulman's k3 estimate `(N,)` of KL(policy || reference): `exp(d) - d - 1` with `d = ref - current`.
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, how: Literal["k1", "k2", "k3"]) -> Tensor:
+    """Return an estimate `(N,)` of KL(policy || reference) from tokens that the policy sampled.
 
-    Never negative, and unbiased for tokens sampled from the current policy (http://joschu.net/blog/kl-approx.html).
-    Its gradient is that of the forward KL(reference || policy) in expectation, not of the KL it estimates.
+    With `d = ref - current` (http://joschu.net/blog/kl-approx.html): k1 is `-d`, unbiased, of either sign; k2 is
+    `d^2 / 2`, biased, of low variance; k3 is `exp(d) - d - 1`, unbiased and never negative. As losses they differ: in
+    expectation the gradient of k1 is 0 and that of k3 is the forward KL(reference || policy)'s, while k2's is the
+    gradient of the KL itself (arXiv:2506.09477).
     """
-    difference = (_wide(ref_logprobs.detach()) - _wide(logprobs)).clamp(max=MAX_LOG_RATIO)
+    difference = _wide(ref_logprobs.detach()) - _wide(logprobs)
+    if how == "k1":
+        return -difference
+    if how == "k2":
+        return difference.square() / 2
+    difference = difference.clamp(max=MAX_LOG_RATIO)
     return torch.expm1(difference) - difference
 
 

@@ -9,11 +9,24 @@ from .batch import MicroBatch
 from .fused_logprob import token_logprobs
 
 
+def hidden_states(model: LanguageModel, batch: MicroBatch) -> Tensor:
+    """Return the hidden states (N, E) from which the N trainable tokens are predicted.
+
+    Nothing is padded, and what rows share at their beginning is computed once.
+    """
+    return model(batch.ids, batch.positions, batch.attend).squeeze(0).index_select(0, batch.source)
+
+
 def policy_logprobs(model: LanguageModel, batch: MicroBatch, *, entropy_grad: bool = False) -> tuple[Tensor, Tensor]:
     """Return log-probs and entropies of the N trainable tokens, each (N,) fp32; see `token_logprobs`.
 
-    Nothing is padded, what rows share at their beginning is computed once, and logits exist only where a trainable
-    token is predicted, a chunk at a time.
+    Logits exist only where a trainable token is predicted, a chunk at a time.
     """
-    hidden = model(batch.ids, batch.positions, batch.attend).squeeze(0).index_select(0, batch.source)
+    return logprobs_of(model, hidden_states(model, batch), batch, entropy_grad=entropy_grad)
+
+
+def logprobs_of(
+    model: LanguageModel, hidden: Tensor, batch: MicroBatch, *, entropy_grad: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return what `policy_logprobs` does, from the hidden states (N, E)."""
     return token_logprobs(hidden, model.head_weight, batch.targets, batch.temperatures, entropy_grad=entropy_grad)

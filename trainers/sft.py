@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..agents.trajectory import Trajectory
 from .algorithm import Algorithm, TokenBatch, no_clipping
+from .experience import Experience
 from .losses import TokenLosses, sft_token_loss
 
 
@@ -17,9 +17,10 @@ class SFT(Algorithm):
 
     online = False
 
-    def credit(self, trajectories: Sequence[Trajectory], rewards: Sequence[float | None]) -> list[float]:
-        """Every trajectory counts the same."""
-        return [1.0] * len(trajectories)
+    def credit(self, experiences: Sequence[Experience]) -> None:
+        """Every token counts the same."""
+        for experience in experiences:
+            experience.give(1.0)
 
     def loss(self, tokens: TokenBatch) -> TokenLosses:
         """-log p of each token."""

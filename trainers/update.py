@@ -15,9 +15,11 @@ from ..agents.models import adapter_off, has_adapter
 from ..agents.models.contract import LanguageModel
 from ..tools.errors import ConfigError, RunError
 from .algorithm import Algorithm, TokenBatch
+from .annotate import Compute, correct_gap, token_numbers
 from .batch import MicroBatch, Row, micro_batches
 from .config import TrainConfig
-from .losses import BatchCounts, aggregate, kl_k3
+from .experience import Experience
+from .losses import BatchCounts, aggregate, kl_estimate
 from .policy import policy_logprobs
 
 
@@ -90,12 +92,13 @@ class Updater:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self.parameters:
             raise ConfigError("no parameter of the model requires a gradient, so there is nothing to train")
+        self.kl_in_loss = config.beta > 0 and config.kl_in == "loss"
+        self.everything_teaches = self.kl_in_loss or config.entropy_coef > 0 or algorithm.critic
         self.optimizer = torch.optim.AdamW(
-            self.parameters,
+            _decay_groups(model, config.weight_decay),
             lr=config.learning_rate,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_epsilon,
-            weight_decay=config.weight_decay,
             fused=True,  # reads and writes every number once
         )
 
@@ -135,6 +138,23 @@ class Updater:
             stats.grad_norm += norm
             stats.steps += 1
 
+    def annotate(self, experiences: Sequence[Experience]) -> None:
+        """Compute what credit and loss need to know of a step's experiences before the first update."""
+        config = self.config
+
+        def numbers(compute: Compute) -> list[list[float]]:
+            return token_numbers(experiences, compute, config.micro_batch_tokens, self.device)
+
+        if config.importance_sampling_correction != "none":
+            found = numbers(lambda batch: policy_logprobs(self.model, batch)[0])
+            for experience, logprobs in zip(experiences, found, strict=True):
+                experience.old_logprobs = logprobs
+                correct_gap(experience, config.importance_sampling_correction, config.importance_sampling_cap)
+        if config.beta > 0 and not self.kl_in_loss:
+            found = numbers(self._reference_logprobs)
+            for experience, logprobs in zip(experiences, found, strict=True):
+                experience.ref_logprobs = logprobs
+
     def _gradient(self, rows: Sequence[Row], stats: UpdateStats) -> float:
         """Set the gradients of one optimizer batch and return its loss."""
         for parameter in self.parameters:
@@ -143,8 +163,8 @@ class Updater:
         for row in rows:
             lengths[row.trajectory] += len(row.places)
         counts = BatchCounts(int(lengths.sum()), int((lengths > 0).sum()), self.max_tokens)
-        # A token of advantage 0 has no gradient (unless the KL term gives it one): it counts, but is not computed.
-        live = [row for row in rows if row.advantage != 0 or self.config.beta > 0]
+        # A row of advantage 0 has no gradient (unless another term gives it one): it counts, but is not computed.
+        live = [row for row in rows if row.teaches or self.everything_teaches]
         batches = micro_batches(live, self.config.micro_batch_tokens, self.device)
         computed = sum(batch.ids.numel() for batch in batches)
         total = 0.0
@@ -161,13 +181,17 @@ class Updater:
 
     def _loss(self, batch: MicroBatch, counts: BatchCounts, lengths: Tensor, stats: UpdateStats) -> Tensor:
         """Return a micro-batch's share of the optimizer batch's loss."""
-        logprobs, entropy = policy_logprobs(self.model, batch)
-        token = self.algorithm.loss(TokenBatch(logprobs, batch.old_logprobs, batch.advantages))
-        values = token.loss
-        if self.config.beta > 0:
-            kl = kl_k3(logprobs, self._reference_logprobs(batch))
-            values = values + self.config.beta * kl
+        config = self.config
+        logprobs, entropy = policy_logprobs(self.model, batch, entropy_grad=config.entropy_coef > 0)
+        token = self.algorithm.loss(TokenBatch(logprobs, batch.old_logprobs, batch.advantages, batch.row))
+        values = token.loss * batch.weights
+        if self.kl_in_loss:
+            kl = kl_estimate(logprobs, self._reference_logprobs(batch), config.kl_estimator)
+            values = values + config.beta * kl
             stats.kl += float(kl.detach().sum())
+        if config.entropy_coef > 0:
+            values = values - config.entropy_coef * entropy
+        entropy = entropy.detach()
         stats.tokens += len(values)
         stats.entropy += float(entropy.sum())
         if self.algorithm.online:
@@ -188,3 +212,11 @@ class Updater:
         model = self.model if self.reference is None else self.reference
         with adapter_off(model) if self.reference is None else nullcontext():
             return policy_logprobs(model, batch)[0]
+
+
+def _decay_groups(model: LanguageModel, weight_decay: float) -> list[dict[str, object]]:
+    """Return AdamW's groups: matrices decay, norms and biases do not (a norm of 0 would switch its channel off)."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices, vectors = ([p for p in trained if (p.dim() >= 2) == wide] for wide in (True, False))
+    groups = ((matrices, weight_decay), (vectors, 0.0))
+    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]

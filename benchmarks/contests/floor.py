@@ -19,6 +19,7 @@ from gymtune.agents.torch_engine import TorchEngine
 from gymtune.tools.messages import user
 from gymtune.trainers import TrainConfig
 from gymtune.trainers.batch import make_rows
+from gymtune.trainers.experience import experiences_of
 from gymtune.trainers.grpo import GRPO
 from gymtune.trainers.update import Updater, UpdateStats
 
@@ -112,7 +113,7 @@ def _update(settings: Settings, ceilings: Ceilings, prompt: int) -> Result:
     samples, new_tokens = settings.pick(SAMPLES, 2), settings.pick(NEW_TOKENS, 4)
     trajectories = made_up(model, [prompt] * GROUPS, samples, new_tokens)
     advantages = [1.0 if t.sample % 2 else -1.0 for t in trajectories]
-    rows = make_rows(trajectories, advantages, need_logprobs=True)
+    rows = make_rows(experiences_of(trajectories, advantages, need_logprobs=True))
     config = TrainConfig(algo="grpo", model="-", output_dir="-", env="-", learning_rate=1e-6)
     updater = Updater(model, GRPO(config), config)
 

@@ -7,6 +7,7 @@ import torch
 from gymtune.agents import ScriptedAgent, rollout
 from gymtune.trainers import TrainConfig
 from gymtune.trainers.batch import make_rows
+from gymtune.trainers.experience import experiences_of
 from gymtune.trainers.sft import SFT
 from gymtune.trainers.update import Updater, UpdateStats
 
@@ -27,7 +28,7 @@ def _contest(settings: Settings, shape: Shape, count: int) -> list[Result]:
     folder = folder_of(shape, settings)
     (model, renderer), peer = open_ours(folder), open_peer(folder)
     trajectories = rollout(ENV, ScriptedAgent(renderer), count)
-    rows = make_rows(trajectories, [1.0] * count, need_logprobs=False)
+    rows = make_rows(experiences_of(trajectories, [1.0] * count, need_logprobs=False))
     config = TrainConfig(algo="sft", model="-", output_dir="-", data="-")
     updater = Updater(model, SFT(config), config)
     tokens = sum(len(t.tokens) for t in trajectories)

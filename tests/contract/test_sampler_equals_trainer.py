@@ -12,6 +12,7 @@ from gymtune.envs.calculator import CalculatorEnv
 from gymtune.tools.chat_format import ParsedCall
 from gymtune.tools.formats.hermes import HermesFormat
 from gymtune.trainers.batch import make_rows, micro_batches
+from gymtune.trainers.experience import experiences_of
 from gymtune.trainers.policy import policy_logprobs
 
 TOLERANCE = 1e-4  # fp32; the two sum in different orders
@@ -47,7 +48,7 @@ def test_log_probs_of_sampler_and_trainer_are_equal(tiny_model: Path, temperatur
     )
     assert [t.error for t in trajectories] == [None] * TRAJECTORIES
     assert sum(len(t.turns) > 1 for t in trajectories) > TRAJECTORIES / 4
-    rows = make_rows(trajectories, [1.0] * TRAJECTORIES, need_logprobs=True)
+    rows = make_rows(experiences_of(trajectories, [1.0] * TRAJECTORIES, need_logprobs=True))
     largest, tokens, spread = 0.0, 0, set()
     for batch in micro_batches(rows, 4096, torch.device("cpu")):
         with torch.no_grad():

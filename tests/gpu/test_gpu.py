@@ -13,6 +13,7 @@ from gymtune.agents.models import Decoder, load_model
 from gymtune.agents.torch_engine import TorchEngine
 from gymtune.trainers import Listeners, TrainConfig, train
 from gymtune.trainers.batch import make_rows, micro_batches
+from gymtune.trainers.experience import experiences_of
 from gymtune.trainers.policy import policy_logprobs
 
 pytestmark = [
@@ -59,7 +60,7 @@ def test_the_engine_samples_what_the_cpu_samples(tiny_model: Path, temperature: 
 
 def test_bfloat16_weights_give_float32_log_probs(tiny_model: Path):
     episodes = rollout("gymtune/Calculator-v0", ScriptedAgent(Renderer.from_folder(tiny_model)), 4)
-    rows = make_rows(episodes, [1.0] * len(episodes), need_logprobs=False)
+    rows = make_rows(experiences_of(episodes, [1.0] * len(episodes), need_logprobs=False))
     found = []
     for device in ("cpu", DEVICE):
         model = load_model(tiny_model, dtype=torch.bfloat16, device=device)

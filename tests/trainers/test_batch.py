@@ -10,12 +10,13 @@ from gymtune.agents import Sampling
 from gymtune.tools.errors import DataError
 from gymtune.trainers import batch as batch_module
 from gymtune.trainers.batch import make_rows, micro_batches
+from gymtune.trainers.experience import experiences_of
 
 CPU = torch.device("cpu")
 
 
 def rows_of(*trajectories, advantages=None, need_logprobs=True):
-    return make_rows(trajectories, advantages or [1.0] * len(trajectories), need_logprobs=need_logprobs)
+    return make_rows(experiences_of(trajectories, advantages or [1.0] * len(trajectories), need_logprobs=need_logprobs))
 
 
 def pairs(batch):
@@ -34,7 +35,7 @@ def test_a_row_names_the_places_and_numbers_of_its_sampled_tokens(episode):
     assert row.tokens == [5, 6, 7, 8, 9, 4]
     assert row.places == [2, 3, 5]
     assert row.old_logprobs == [-0.5, -1.0, -1.5]
-    assert (row.advantage, row.trajectory, row.temperature) == (2.5, 0, 1.0)
+    assert (row.advantages[0], row.trajectory, row.temperature) == (2.5, 0, 1.0)
 
 
 def test_each_segment_is_a_row_of_its_trajectory(episode):
@@ -42,7 +43,7 @@ def test_each_segment_is_a_row_of_its_trajectory(episode):
     first, second = rows_of(two, advantages=[-1.0])
     assert (first.tokens, first.places, first.old_logprobs) == ([5, 6, 7], [2], [-0.5])
     assert (second.tokens, second.places, second.old_logprobs) == ([8, 9, 5, 6, 4], [3, 4], [-1.0, -1.5])
-    assert {row.advantage for row in (first, second)} == {-1.0}
+    assert {row.advantages[0] for row in (first, second)} == {-1.0}
     assert {row.trajectory for row in (first, second)} == {0}
 
 

@@ -94,7 +94,7 @@ def test_failed_and_broken_episodes_leave_loss_and_baseline(trainer, batch):
     assert advantages[4] == pytest.approx((3 - mean) / (std + 1e-4), rel=FP32)
     ((rows,),) = made.batches(batch, advantages)
     kept = [4, 6, 7, 8, 9, 10, 11]
-    assert sorted(row.advantage for row in rows) == sorted(advantages[i] for i in kept)
+    assert sorted(row.advantages[0] for row in rows) == sorted(advantages[i] for i in kept)
 
 
 def test_truncated_episodes_leave_the_loss_and_not_the_baseline(trainer, batch):
@@ -105,7 +105,7 @@ def test_truncated_episodes_leave_the_loss_and_not_the_baseline(trainer, batch):
     ((rows,),) = plain.batches(batch, advantages)
     assert len(rows) == 7
     ((rows,),) = masked.batches(batch, advantages)
-    assert sorted(row.advantage for row in rows) == sorted(advantages[i] for i in (4, 6, 7, 9, 10))
+    assert sorted(row.advantages[0] for row in rows) == sorted(advantages[i] for i in (4, 6, 7, 9, 10))
 
 
 def test_everything_truncated_and_masked_is_a_step_of_loss_zero(trainer, batch):
@@ -128,7 +128,7 @@ def test_mini_batches_split_a_step_by_groups(trainer, batch):
     batch[5].error = None
     made = trainer(mini_batches=2, prompts_per_step=2)
     (passes,) = made.batches(batch[4:], [float(i) for i in range(8)])
-    assert [sorted(row.advantage for row in part) for part in passes] in (
+    assert [sorted(row.advantages[0] for row in part) for part in passes] in (
         [[0, 1, 2, 3], [4, 5, 6, 7]],
         [[4, 5, 6, 7], [0, 1, 2, 3]],
     )
@@ -139,7 +139,7 @@ def test_every_pass_reads_everything_in_an_order_of_its_own(trainer, episode):
     many = [episode((0, [3]), (1, [5]), name=f"t{i}", group=f"g{i // 2}") for i in range(16)]
     made = trainer(num_iterations=3, prompts_per_step=8, num_generations=2, mini_batches=4)
     passes = made.batches(many, [float(i) for i in range(16)])
-    orders = [[row.advantage for part in one for row in part] for one in passes]
+    orders = [[row.advantages[0] for part in one for row in part] for one in passes]
     assert [len(part) for one in passes for part in one] == [4] * 12
     assert all(sorted(order) == [float(i) for i in range(16)] for order in orders)
     assert len({tuple(order) for order in orders}) == 3

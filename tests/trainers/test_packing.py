@@ -11,6 +11,7 @@ from gymtune.agents.models import CausalAttend
 from gymtune.trainers import batch as batch_module
 from gymtune.trainers.attention import PackedAttend, Piece
 from gymtune.trainers.batch import make_rows, micro_batches
+from gymtune.trainers.experience import experiences_of
 from gymtune.trainers.policy import policy_logprobs
 
 FP64 = 1e-10  # two float64 ways to the same number
@@ -103,7 +104,7 @@ def test_groups_with_their_own_prompts_equal_rows_alone_in_float32(decoder, epis
         for name in "abc"
         for t in group(episode, rng, name, system + [rng.randrange(1, 31) for _ in range(rng.randint(3, 9))], 4, 9)
     ]
-    rows = make_rows(trajectories, [1.0] * len(trajectories), need_logprobs=True)
+    rows = make_rows(experiences_of(trajectories, [1.0] * len(trajectories), need_logprobs=True))
     model = decoder(dtype=torch.float32)
 
     def whole(fork, limit):
@@ -130,13 +131,15 @@ def test_a_prompt_of_680_is_computed_once(episode):
     rng = Random(0)
     tools = [rng.randrange(1000) for _ in range(650)]
     rows = make_rows(
-        [
-            episode((0, tools + [ask] * 30), (1, [rng.randrange(1000) for _ in range(64)]), name=f"{ask}{i}")
-            for ask in (1, 2)
-            for i in range(8)
-        ],
-        [1.0] * 16,
-        need_logprobs=True,
+        experiences_of(
+            [
+                episode((0, tools + [ask] * 30), (1, [rng.randrange(1000) for _ in range(64)]), name=f"{ask}{i}")
+                for ask in (1, 2)
+                for i in range(8)
+            ],
+            [1.0] * 16,
+            need_logprobs=True,
+        )
     )
     (batch,) = micro_batches(rows, 4096, CPU)
     assert batch.ids.numel() == 650 + 2 * (30 + 8 * 63)  # the tools are the same: once for both
@@ -148,7 +151,7 @@ def test_layers_may_be_computed_again_in_the_backward_pass(decoder, episode, mon
     monkeypatch.setattr(batch_module, "WORTH_A_FORK", 1)
     rng = Random(1)
     trajectories = group(episode, rng, "a", [1, 2, 3, 4], 4, 6) + group(episode, rng, "b", [1, 2, 9], 3, 6)
-    rows = make_rows(trajectories, [1.0] * 7, need_logprobs=True)
+    rows = make_rows(experiences_of(trajectories, [1.0] * 7, need_logprobs=True))
     (batch,) = micro_batches(rows, 1000, CPU)
     model, runs = decoder(), []
 

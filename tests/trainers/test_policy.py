@@ -7,6 +7,7 @@ from gymtune.agents import Sampling
 from gymtune.agents.models import CausalAttend
 from gymtune.trainers import batch as batch_module
 from gymtune.trainers.batch import make_rows, micro_batches
+from gymtune.trainers.experience import experiences_of
 from gymtune.trainers.policy import policy_logprobs
 
 FP64 = 1e-10  # two float64 ways to the same number
@@ -44,7 +45,7 @@ def rows(episode):
         episode((0, [3, 4, 5, 6]), (1, [2, 0])),
         episode((0, [3, 4, 5]), (1, [0])),
     ]
-    return make_rows(trajectories, [1.0] * 4, need_logprobs=True)
+    return make_rows(experiences_of(trajectories, [1.0] * 4, need_logprobs=True))
 
 
 @pytest.mark.parametrize("fork", [1, 16])
@@ -85,7 +86,7 @@ def test_what_stands_after_the_last_trainable_token_changes_nothing(decoder, epi
     model = decoder()
 
     def logprobs(tail):
-        made = make_rows([episode((0, [3, 4]), (1, [5, 6]), (0, tail))], [1.0], need_logprobs=True)
+        made = make_rows(experiences_of([episode((0, [3, 4]), (1, [5, 6]), (0, tail))], [1.0], need_logprobs=True))
         return policy_logprobs(model, micro_batches(made, 1000, CPU)[0])[0]
 
     plain, noisy = logprobs([7, 8, 9]), logprobs([20, 21, 22])
@@ -100,7 +101,11 @@ def test_what_stands_before_it_does(decoder, episode):
         policy_logprobs(
             model,
             micro_batches(
-                make_rows([episode((0, [3]), (1, [5]), (0, [said]), (1, [6]))], [1.0], need_logprobs=True), 100, CPU
+                make_rows(
+                    experiences_of([episode((0, [3]), (1, [5]), (0, [said]), (1, [6]))], [1.0], need_logprobs=True)
+                ),
+                100,
+                CPU,
             )[0],
         )[0]
         for said in (7, 8)

@@ -13,6 +13,7 @@ from gymtune.tools.errors import ConfigError, RunError
 from gymtune.trainers import batch as batch_module
 from gymtune.trainers import update as update_module
 from gymtune.trainers.batch import make_rows
+from gymtune.trainers.experience import experiences_of
 from gymtune.trainers.loop import ALGORITHMS
 from gymtune.trainers.update import Updater, UpdateStats
 
@@ -65,7 +66,7 @@ def rows_of(config):
     def make(trajectories, settings):
         algorithm = ALGORITHMS[settings.algo](settings)
         advantages = algorithm.credit(trajectories, [t.reward for t in trajectories])
-        return make_rows(trajectories, advantages, need_logprobs=algorithm.online)
+        return make_rows(experiences_of(trajectories, advantages, need_logprobs=algorithm.online))
 
     return make
 
@@ -229,7 +230,9 @@ def test_rows_without_advantage_count_and_are_not_computed(
     zeros = algorithm.credit(trajectories, [t.reward for t in trajectories])
     assert zeros.count(0.0) == 2
     results = [
-        gradient(updater_of(decoder(), settings), make_rows(trajectories, advantages, need_logprobs=True))
+        gradient(
+            updater_of(decoder(), settings), make_rows(experiences_of(trajectories, advantages, need_logprobs=True))
+        )
         for advantages in (zeros, [a or 1e-30 for a in zeros])
     ]
     assert computed == [14, 20]  # b0 and b1 hold 6 of the 20 tokens
@@ -423,7 +426,7 @@ def test_router_losses_are_averaged_by_the_tokens_of_micro_batches(
     )
     model, wanted = mixture(0.7), 0.0
     assert (len(packs[0]) == 1) == (limit == 1000)
-    total = sum(row.places[-1] for row in rows if beta or row.advantage)
+    total = sum(row.places[-1] for row in rows if beta or row.teaches)
     for pack in packs[0]:
         part = [row for row in rows if row.trajectory in pack.trajectory]
         wanted = wanted + 0.7 * routers(model, part) * sum(row.places[-1] for row in part) / total
@@ -478,7 +481,7 @@ def test_measures_by_hand(decoder, config, episode):
     exact = [float(x.detach()) for x in slow_logprobs(model, one, 1.0)]
     one.logprobs[2:] = [exact[0] + math.log(2), exact[1]]
     stats = UpdateStats()
-    rows = make_rows([one], [-1.0], need_logprobs=True)
+    rows = make_rows(experiences_of([one], [-1.0], need_logprobs=True))
     updater_of(model, config(learning_rate=1e-9)).update([rows, rows], 0, stats)
     metrics = stats.metrics()
     assert metrics["clip_ratio/low_mean"] == 0.5  # ratio 1/2, advantage below 0

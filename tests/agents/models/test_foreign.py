@@ -24,6 +24,7 @@ from gymtune.agents.models.foreign_probe import prove
 from gymtune.agents.torch_engine import TorchEngine
 from gymtune.tools.errors import DataError, ModelError
 from gymtune.trainers.batch import make_rows, micro_batches
+from gymtune.trainers.experience import experiences_of
 from gymtune.trainers.policy import policy_logprobs
 
 RELATIVE = 1e-4  # fp32, other orders of summation
@@ -173,7 +174,9 @@ def episode(number, prompt, answer):
 def test_log_probs_and_gradients_of_the_trainer_equal_transformers(folder, kind):
     """A group that shares its prompt: value of every trainable token, and the gradient of every parameter by name."""
     prompt, answers = [5, 9, 11, 40], [[7, 8, 9], [12, 4], [60, 33, 21, 5]]  # a token names its place
-    rows = make_rows([episode(i, prompt, a) for i, a in enumerate(answers)], [1.0] * 3, need_logprobs=False)
+    rows = make_rows(
+        experiences_of([episode(i, prompt, a) for i, a in enumerate(answers)], [1.0] * 3, need_logprobs=False)
+    )
     model, reference = load_foreign(folder(kind)), theirs(folder(kind))
     found = {}
     loss = torch.zeros(())
