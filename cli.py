@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .agents.agent import Agent, ModelAgent
     from .agents.evaluate import Evaluation
     from .agents.trajectory import Sampling, Trajectory
+    from .trainers.config import TrainConfig
 
 _UsageError = cast(
     "type[Exception]", typer.BadParameter.__bases__[0]
@@ -53,6 +54,16 @@ EnvArgs = Annotated[
         "--env-arg", metavar="KEY=VALUE", default_factory=list, show_default=False, help="Argument of the environment."
     ),
 ]
+TemplateArgs = Annotated[
+    list[str],
+    typer.Option(
+        "--chat-template-arg",
+        metavar="KEY=VALUE",
+        default_factory=list,
+        show_default=False,
+        help="Argument of the chat template, such as enable_thinking=false.",
+    ),
+]
 Temperature = Annotated[float | None, typer.Option(min=0, show_default="1.0", help="Of sampling; 0 is greedy.")]
 MaxTokens = Annotated[
     int | None, typer.Option("--max-completion-length", min=1, show_default="256", help="Most tokens of a turn.")
@@ -77,6 +88,7 @@ def rollout(
     *,
     env: EnvOption,
     env_arg: EnvArgs,
+    chat_template_arg: TemplateArgs,
     reward: Rewards,
     out: Annotated[Path, typer.Option(help="Trajectory file (JSONL); its config is written beside it.")],
     data: EnvData = None,
@@ -115,17 +127,21 @@ def rollout(
     from .agents.rollout import Limits
     from .envs.arguments import parse_rewards
 
-    env_args = _env_args(env_arg, data, reward)
+    env_args, template = _env_args(env_arg, data, reward), _template_args(chat_template_arg)
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     sampling |= {"max_new_tokens": max_completion_length, "min_p": min_p, "stop": tuple(stop) or None}
     placing = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
     placing |= {"max_cache_tokens": max_cache_tokens, "layers": layers}
     drawn = _sampling(sampling) if agent == "model" else None
     wanted: dict[str, Any] = {"env": env, "env_args": env_args, "agent": agent, "model": model, "n": n}
-    wanted |= {"num_generations": num_generations, "seed": seed, "sampling": drawn}
+    wanted |= {"num_generations": num_generations, "seed": seed, "sampling": drawn, "chat_template_kwargs": template}
     wanted |= {"reward_weights": parse_rewards(reward)[1], "reward_model": reward_model}
     collection = Collection.open(out, CollectConfig.model_validate(wanted), resume=resume)
-    acting = _scripted(model, sampling | placing) if drawn is None else _policy(model, drawn, placing, concurrency)
+    acting: Agent
+    if drawn is None:
+        acting = _scripted(model, template, sampling | placing)
+    else:
+        acting = _policy(model, drawn, placing | {"chat_template_kwargs": template}, concurrency)
     limits = Limits(turn_seconds=turn_seconds, episode_seconds=episode_seconds)
     with _Progress("rollout", n * num_generations, done=collection.result.episodes) as progress:
         result = collection.run(
@@ -145,21 +161,40 @@ def rollout(
 def train(
     context: typer.Context,
     *,
-    algo: Annotated[str, typer.Option(help="sft, grpo or cispo; brings a preset.")],
+    algo: Annotated[
+        str, typer.Option(help="sft, grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce++ or ppo; brings a preset.")
+    ],
     env_arg: EnvArgs,
+    chat_template_arg: TemplateArgs,
     reward: Rewards,
     set_: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", default_factory=list, show_default=False, help="Any key.")
+    ],
+    report_to: Annotated[
+        list[str],
+        typer.Option(
+            "--log", default_factory=list, show_default=False, help="tensorboard, wandb or trackio; again for more."
+        ),
     ],
     model: Annotated[str | None, typer.Option(help="Model folder to start from.")] = None,
     output_dir: Annotated[str | None, typer.Option("--output", help="Folder of the run.")] = None,
     env: Annotated[str | None, typer.Option(help="Environment to sample in.")] = None,
     data: Annotated[str | None, typer.Option(help="File to learn from (sft), or that the environment reads.")] = None,
+    trajectories: Annotated[
+        str | None, typer.Option(help="File of sampled episodes to learn from, in place of sampling.")
+    ] = None,
     reward_model: RewardModel = None,
+    critic_model: Annotated[str | None, typer.Option(help="Folder of the critic's backbone (ppo).")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with any of the keys.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the latest checkpoint.")] = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print each value and where it came from; run nothing.")
+    ] = False,
+    look: Annotated[
+        bool, typer.Option("--preflight", help="Look at everything that is given, tell what is wrong; run nothing.")
+    ] = False,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Print loss and metrics of one batch; change and write nothing.")
     ] = False,
     max_steps: Annotated[int | None, typer.Option(help="Steps.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
@@ -169,11 +204,19 @@ def train(
     temperature: Annotated[float | None, typer.Option(help="Of sampling and loss.")] = None,
     max_completion_length: Annotated[int | None, typer.Option(help="Most tokens of a turn.")] = None,
     beta: Annotated[float | None, typer.Option(help="Weight of the KL to the starting model.")] = None,
+    kl_estimator: Annotated[str | None, typer.Option(help="k1, k2 or k3.")] = None,
+    entropy_coef: Annotated[float | None, typer.Option(help="Weight of the entropy bonus.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Lower clip of the ratio.")] = None,
     epsilon_high: Annotated[float | None, typer.Option(help="Upper clip of the ratio.")] = None,
+    gamma: Annotated[float | None, typer.Option(help="Discount of a token (ppo).")] = None,
+    lam: Annotated[float | None, typer.Option(help="Lambda of GAE (ppo).")] = None,
     min_reward: Annotated[float | None, typer.Option(help="Leave out trajectories with less (sft).")] = None,
     seed: Annotated[int | None, typer.Option(help="Of sampling, tasks and data order.")] = None,
     save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints; 0: only at the end.")] = None,
+    eval_steps: Annotated[int | None, typer.Option(help="Steps between evaluations on held-out tasks.")] = None,
+    debug_mode: Annotated[
+        bool | None, typer.Option("--debug-mode", help="Write decoded samples to debug.jsonl.")
+    ] = None,
     control: Annotated[str | None, typer.Option(help="shuffle_rewards: a run that must learn nothing.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
@@ -185,13 +228,16 @@ def train(
     """
     from .trainers.config import TrainConfig, resolve
 
-    given = {key: value for key, value in context.params.items() if value is not None}
+    if sum((print_config, look, dry, resume)) > 1:
+        raise typer.BadParameter("--print-config, --preflight, --dry-run and --resume: give one of them")
+    given = {key: value for key, value in context.params.items() if value is not None and value != []}
     options = {key: value for key, value in given.items() if key in TrainConfig.model_fields and key != "algo"}
     from .envs.arguments import parse_rewards
 
     preset, weights = parse_rewards(reward)
     options |= {"reward_weights": weights} if weights else {}
     sets = [*set_, *(f"env_args.{item}" for item in env_arg)]
+    sets += [f"chat_template_kwargs.{item}" for item in chat_template_arg]
     sets += [f"env_args.rewards={json.dumps(preset)}"] if preset else []
     if env is not None and data is not None:
         sets.append(f"env_args.data={json.dumps(options.pop('data'))}")
@@ -199,12 +245,18 @@ def train(
     if print_config:
         _table(("key", "value", "from"), resolved.table())
         return
+    if look:
+        _show_preflight(resolved.config)
+        return
+    if dry:
+        _show_dry_run(resolved.config)
+        return
     from .trainers import Listeners
     from .trainers import train as run_training
     from .trainers.report import reward_curve
 
     with _Progress(algo, resolved.config.max_steps, every=0) as progress:
-        listeners = Listeners(on_step=progress.step, on_stall=progress.stalled)
+        listeners = Listeners(on_step=progress.step, on_stall=progress.stalled, on_note=_note)
         finished = run_training(resolved, resume=resume, listeners=listeners)
     run = Path(resolved.config.output_dir)
     reward_curve(run, run / "curve.png")
@@ -216,6 +268,7 @@ def evaluate(
     *,
     env: EnvOption,
     env_arg: EnvArgs,
+    chat_template_arg: TemplateArgs,
     reward: Rewards,
     model: Annotated[list[str], typer.Option(help="Model folder; give it again for a second one.")],
     data: EnvData = None,
@@ -253,8 +306,9 @@ def evaluate(
     modes = {"sampled": _sampling(sampling)} | (
         {"greedy": _sampling(sampling | {"temperature": 0.0})} if greedy else {}
     )
-    placing = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
-    placing |= {"max_cache_tokens": max_cache_tokens, "layers": layers}
+    placing: dict[str, Any] = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
+    template = _template_args(chat_template_arg)
+    placing |= {"max_cache_tokens": max_cache_tokens, "layers": layers, "chat_template_kwargs": template}
     found: dict[str, dict[str, Evaluation]] = {}
     for folder in dict.fromkeys(model):
         acting = _policy(folder, modes["sampled"], placing, concurrency)
@@ -266,7 +320,8 @@ def evaluate(
             found.setdefault(folder, {})[mode] = done
     _show_evaluations(found)
     if json_file is not None:
-        asked = {"env": env, "env_args": env_args, "n": n, "seed": seed}
+        asked: dict[str, Any] = {"env": env, "env_args": env_args, "n": n, "seed": seed}
+        asked["chat_template_kwargs"] = template
         write_evaluations(json_file, asked | {"sampling": {m: drawn.model_dump() for m, drawn in modes.items()}}, found)
 
 
@@ -481,6 +536,12 @@ def _env_args(items: Sequence[str], data: str | None, rewards: Sequence[str]) ->
     return parse_env_args([*items, *(f"{key}={json.dumps(value)}" for key, value in given.items())])
 
 
+def _template_args(items: Sequence[str]) -> dict[str, Any]:
+    from .envs.arguments import parse_env_args
+
+    return parse_env_args(items, "--chat-template-arg")
+
+
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that were given."""
     return {key: value for key, value in options.items() if value is not None}
@@ -500,12 +561,16 @@ def _policy(model: str | None, sampling: Sampling, placing: Mapping[str, Any], c
     return load_agent(model, sampling, concurrency=concurrency, **_given(placing))
 
 
-def _scripted(model: str | None, idle: Mapping[str, Any]) -> Agent:
+def _scripted(model: str | None, template: Mapping[str, Any], idle: Mapping[str, Any]) -> Agent:
+    if template and model is None:
+        raise typer.BadParameter(
+            "--chat-template-arg is for a template, and --agent scripted has none: give --model DIR"
+        )
     for name in _given(idle):
         raise typer.BadParameter(f"--agent scripted samples nothing and does not read {name}: leave it out")
     from .agents import Renderer, ScriptedAgent
 
-    return ScriptedAgent(Renderer.from_folder(model) if model is not None else None)
+    return ScriptedAgent(Renderer.from_folder(model, template_options=template) if model is not None else None)
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------
@@ -586,6 +651,28 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     with console.capture() as drawn:
         console.print(table)
     print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+
+def _show_preflight(config: TrainConfig) -> None:
+    """Print what was found, and end with exit code 1 when something is wrong."""
+    from .trainers.preflight import preflight
+
+    found = preflight(config)
+    rows = [(f.what, "WRONG" if f.verdict == "wrong" else f.verdict, f.wanted, f.came, f.mend) for f in found.findings]
+    _table(("what", "", "wanted", "came", "mend"), rows)
+    if found.errors:
+        raise typer.Exit(1)
+
+
+def _show_dry_run(config: TrainConfig) -> None:
+    from .trainers import Listeners, dry_run
+
+    metrics = dry_run(config, listeners=Listeners(on_note=_note))
+    _table(("metric", "value"), [(name, f"{value:.6g}") for name, value in metrics.items()])
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
 
 
 def _show_evaluations(found: Mapping[str, Mapping[str, Evaluation]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from random import Random
 from time import perf_counter
 from typing import Any
 
@@ -20,24 +21,41 @@ from .backend import Backend, GenerateRequest, derive_seed
 from .renderer import Renderer
 from .trajectory import Sampling, Trajectory
 
+TEMPLATE_KWARGS = "chat_template_kwargs"
+"""Key of a trajectory's metadata: the arguments that the chat template got in this episode."""
+
 
 class Agent(ABC):
     """Acts in an env and writes what it said into the trajectory.
 
     Without a renderer the trajectory holds messages only; a trainer renders it when it loads it with a model.
+    `thinking_ratio` is the share of episodes whose template opens a thinking span; None leaves it to the template.
     """
 
     name: str = "agent"
     renderer: Renderer | None = None
     sampling: Sampling | None = None
     max_model_length: int | None = None
+    thinking_ratio: float | None = None
 
     def open(self, trajectory: Trajectory, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> bool:
         """Take the first messages and the tools. Returns whether a turn still fits."""
         if self.renderer is not None:
+            renderer = self.renderer_of(trajectory)
+            trajectory.metadata.pop(TEMPLATE_KWARGS, None)  # what a task calls so never reached the template
+            if renderer.template_options:
+                trajectory.metadata[TEMPLATE_KWARGS] = dict(renderer.template_options)
             trajectory.start_segment()
-            trajectory.append_context(self.renderer.prompt(messages, tools))
+            trajectory.append_context(renderer.prompt(messages, tools))
         return self._fits(trajectory)
+
+    def renderer_of(self, trajectory: Trajectory) -> Renderer:
+        """Return the renderer of an episode. Whether it thinks is drawn from run, task and sample alone."""
+        assert self.renderer is not None
+        if self.thinking_ratio is None:
+            return self.renderer
+        draw = Random(derive_seed(trajectory.seed, trajectory.task_id, trajectory.sample, "thinking")).random()
+        return self.renderer.thinking(draw < self.thinking_ratio)
 
     def observe(self, trajectory: Trajectory, env: ChatEnv, messages: Sequence[Message]) -> bool:
         """Take the env's answer: append its delta, or begin a segment where the template cannot continue a history.
@@ -46,11 +64,12 @@ class Agent(ABC):
         """
         if self.renderer is None:
             return True
-        context, held = self.renderer.delta(messages, trajectory.tokens[-1]), len(trajectory.current_ids)
+        renderer = self.renderer_of(trajectory)
+        context, held = renderer.delta(messages, trajectory.tokens[-1]), len(trajectory.current_ids)
         goes_on = context is not None
         if context is None:
             assert env.episode is not None
-            context, held = self.renderer.prompt(env.episode.messages, env.toolbox.schemas()), 0
+            context, held = renderer.prompt(env.episode.messages, env.toolbox.schemas()), 0
         if not self._has_room(held + len(context)):
             return False
         if not goes_on:
@@ -73,31 +92,43 @@ class Agent(ABC):
 
 
 class ModelAgent(Agent):
-    """A policy: samples each turn from a backend."""
+    """A policy: samples each turn from a backend.
+
+    Raises ConfigError for a `thinking_ratio` where the template knows no argument for it.
+    """
 
     name = "model"
 
-    def __init__(self, backend: Backend, renderer: Renderer, sampling: Sampling | None = None) -> None:
-        self.backend, self.renderer = backend, renderer
+    def __init__(
+        self,
+        backend: Backend,
+        renderer: Renderer,
+        sampling: Sampling | None = None,
+        *,
+        thinking_ratio: float | None = None,
+    ) -> None:
+        if thinking_ratio is not None:
+            renderer.thinking(True)  # now, not in the first episode
+        self.backend, self.renderer, self.thinking_ratio = backend, renderer, thinking_ratio
         self.sampling = sampling or Sampling()
         self.max_model_length = backend.max_model_length
 
     async def act(self, trajectory: Trajectory, env: ChatEnv) -> Action:
         """Sample one turn; its seed is a function of run, task, sample and turn alone."""
-        assert self.renderer is not None
         assert self.sampling is not None
+        renderer = self.renderer_of(trajectory)
         turn = len(trajectory.turns)
         request = GenerateRequest(
             prompt_ids=trajectory.current_ids,
             sampling=self.sampling,
-            stop_ids=self.renderer.stop_ids,
+            stop_ids=renderer.stop_ids,
             seed=derive_seed(trajectory.seed, trajectory.task_id, trajectory.sample, turn),
             session=trajectory.trajectory_id,
-            decode=self.renderer.decode,
+            decode=renderer.decode,
         )
         began = perf_counter()
         generation = await self.backend.generate(request)
-        text = self.renderer.decode(generation.ids)
+        text = renderer.decode(generation.ids)
         trajectory.append_turn(
             text,
             generation.finish_reason,
@@ -106,7 +137,7 @@ class ModelAgent(Agent):
             policy_version=generation.policy_version,
             seconds=perf_counter() - began,
         )
-        return Action(text, generation.finish_reason, self.renderer.thinking_open)
+        return Action(text, generation.finish_reason, renderer.thinking_open)
 
     def close(self, trajectory: Trajectory) -> None:
         """Let the backend forget the episode."""
@@ -126,7 +157,7 @@ class TextAgent(Agent):
     async def act(self, trajectory: Trajectory, env: ChatEnv) -> Action:
         """Write, and append the tokens a policy would have sampled for that text."""
         text = self.write(trajectory, env)
-        ids = self.renderer.assistant_ids(text) if self.renderer is not None else []
+        ids = self.renderer_of(trajectory).assistant_ids(text) if self.renderer is not None else []
         trajectory.append_turn(text, "stop", ids, [None] * len(ids))
         return Action(text)
 

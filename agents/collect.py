@@ -47,6 +47,7 @@ class CollectConfig(BaseModel):
     num_generations: int = Field(1, ge=1)
     seed: int = 0
     sampling: Sampling | None = None
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     reward_weights: dict[str, float] = Field(default_factory=dict)
     reward_model: str | None = None
 

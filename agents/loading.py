@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,17 @@ def load_agent(
     device: str = "cpu",
     dtype: str = "float32",
     torch_threads: int | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     **engine: Any,
 ) -> ModelAgent:
     """Return the policy of a model folder, ready for `concurrency` episodes at once; `engine` goes to `TorchEngine`.
 
-    Raises ModelError for a folder that is no model, ConfigError for a device or dtype that is not there.
+    Raises ModelError for a folder that is no model, ConfigError for a device or dtype that is not there and an argument
+    that the chat template does not read.
     """
     use_threads(torch_threads)
     model = place_model(folder, device=device, dtype=dtype)
-    renderer = Renderer.from_folder(folder)
+    renderer = Renderer.from_folder(folder, template_options=chat_template_kwargs)
     check_vocabulary(len(renderer.tokenizer), model.config, str(folder))
     backend = TorchEngine(model, max_sequences=min(concurrency, _MOST_SEQUENCES), **engine)
     return ModelAgent(backend, renderer, sampling)
@@ -48,6 +51,12 @@ def place_model(folder: str | Path, *, device: str = "cpu", dtype: str = "float3
 
     Raises ModelError for a folder that is no model, ConfigError for a device or dtype that is not there.
     """
+    check_device(device, dtype)
+    return load_any(folder, DTYPES[dtype], device)
+
+
+def check_device(device: str, dtype: str) -> None:
+    """Raise ConfigError for a device or dtype that is not there."""
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}.{closest(dtype, DTYPES)}")
     kind, _, index = device.partition(":")
@@ -55,7 +64,6 @@ def place_model(folder: str | Path, *, device: str = "cpu", dtype: str = "float3
         raise ConfigError(f"device {device!r} is not there: torch {torch.__version__} sees no GPU; use cpu")
     if index and int(index) >= torch.cuda.device_count():
         raise ConfigError(f"device {device!r} is not there: torch sees {torch.cuda.device_count()}")
-    return load_any(folder, DTYPES[dtype], device)
 
 
 def make_sampling(**given: Any) -> Sampling:

@@ -9,19 +9,24 @@ thinking or rewrites calls cannot change a token the policy has sampled.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from ..tools.chat_format import ChatFormat
-from ..tools.errors import ModelError
+from ..tools.errors import ConfigError, ModelError
 from ..tools.messages import FunctionCall, Message
 from .chat_format_probe import probe_chat_format
 from .shield import Shield
 
 _PROBE = "GymtuneProbe"
+_OURS = ("messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize")
+
+THINKING = ("open_thinking", "enable_thinking")
+"""Arguments by which templates open or close thinking: MiniMind's, and that of Qwen3 and its kin."""
 
 
 class Renderer:
@@ -31,12 +36,13 @@ class Renderer:
         tokenizer: a Hugging Face tokenizer with a chat template; it is not changed.
         chat_format: the model family's call format (None: the one in which the template writes calls).
         chat_template: takes the place of the tokenizer's own template.
-        template_options: passed to the template (`enable_thinking=False`).
+        template_options: arguments of the template (`{"enable_thinking": False}`), each one that it reads.
 
     `stop_ids` are the ids that end a turn: what the template closes an assistant turn with, and the tokenizer's eos.
 
     Raises:
         ModelError: there is no template, it refuses a plain conversation, or nothing ends a turn.
+        ConfigError: the template does not read an argument of `template_options`.
     """
 
     def __init__(
@@ -45,13 +51,16 @@ class Renderer:
         *,
         chat_format: ChatFormat | None = None,
         chat_template: str | None = None,
-        template_options: dict[str, Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.chat_template = chat_template or tokenizer.chat_template
-        self.template_options = template_options or {}
+        self.template_options = dict(template_options or {})
         if not self.chat_template:
             raise ModelError(f"{self._name}: the tokenizer has no chat template; give one with --chat-template FILE")
+        for name in self.template_options:
+            self._refuse_unread(name)
+        self._variants: dict[str, Renderer] = {}
         self.chat_format = chat_format or probe_chat_format(tokenizer, self.chat_template)
         self._shield = Shield(tokenizer, self.chat_format.special_tokens)
         self._alone: dict[tuple[str, ...], str | None] = {}
@@ -77,10 +86,41 @@ class Renderer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of vocabulary and template: trajectories with another one hold another model's ids."""
+        """Digest of vocabulary and template: trajectories with another one hold another model's ids.
+
+        Arguments of the template are no part of it: an episode names its own in its metadata.
+        """
         vocabulary = sorted(self.tokenizer.get_vocab().items())
-        content = json.dumps([vocabulary, self.chat_template, self.template_options], sort_keys=True)
+        content = json.dumps([vocabulary, self.chat_template], sort_keys=True)
         return blake2b(content.encode(), digest_size=8).hexdigest()
+
+    def with_options(self, options: Mapping[str, Any]) -> Renderer:
+        """Return the renderer whose template gets `options` over the arguments of this one; the same one every time.
+
+        Raises ConfigError for an argument that the template does not read.
+        """
+        merged = self.template_options | dict(options)
+        if merged == self.template_options:
+            return self
+        key = json.dumps(merged, sort_keys=True)
+        if key not in self._variants:
+            self._variants[key] = Renderer(
+                self.tokenizer,
+                chat_format=self.chat_format,
+                chat_template=self.chat_template,
+                template_options=merged,
+            )
+        return self._variants[key]
+
+    def thinking(self, is_open: bool) -> Renderer:
+        """Return the renderer whose template is told to open thinking, or not to. Raises ConfigError: it cannot be."""
+        told = {name: is_open for name in THINKING if self._reads(name)}
+        if not told:
+            raise ConfigError(
+                f"thinking_ratio: the chat template of {self._name} reads neither {' nor '.join(THINKING)}, so nothing "
+                "opens or closes its thinking; leave thinking_ratio out"
+            )
+        return self.with_options(told)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Return the ids of `messages` up to and including the generation prompt."""
@@ -134,6 +174,17 @@ class Renderer:
     @property
     def _name(self) -> str:
         return str(self.tokenizer.name_or_path)
+
+    def _reads(self, name: str) -> bool:
+        """Whether the template's text holds this name; of a tokenizer with several templates, one of them."""
+        texts = [self.chat_template] if isinstance(self.chat_template, str) else list(self.chat_template.values())
+        return any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts)
+
+    def _refuse_unread(self, name: str) -> None:
+        if name in _OURS:
+            raise ConfigError(f"chat template argument {name!r}: the renderer gives it itself; leave it out")
+        if not self._reads(name):
+            raise ConfigError(f"chat template argument {name!r}: the template of {self._name} does not read it")
 
     def _template(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation_prompt: bool

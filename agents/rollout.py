@@ -55,11 +55,11 @@ class EpisodeSpec:
 
 
 def plan_episodes(
-    task_indices: Sequence[int], num_generations: int, *, run_id: str, seed: int, version: int = 0
+    task_indices: Sequence[int], num_generations: int, *, run_id: str, seed: int, version: int = 0, first: int = 0
 ) -> list[EpisodeSpec]:
-    """Return the episodes of a rollout: `num_generations` samples of each task, a group by run, version and task."""
+    """Return `num_generations` episodes of each task: a group by run, version and task, numbered from `first` on."""
     specs = []
-    for repeat, index in enumerate(task_indices):
+    for repeat, index in enumerate(task_indices, first):
         group = f"{run_id}/v{version}/t{index}/r{repeat}"
         group_seed = derive_seed(seed, version, repeat)
         specs += [EpisodeSpec(index, k, group, f"{group}/s{k}", group_seed) for k in range(num_generations)]

@@ -1,13 +1,15 @@
 """Scorer: what an env cannot score alone. It runs over finished trajectories, a batch of whole groups at a time.
 
-Reward models, judges and TRL-style functions see the conversation; each adds a component to the last turn. One scorer
-serves rollout and training, so that a reward means the same in both.
+Reward models, judges, servers and TRL-style functions see the conversation; each adds a component to the last turn. One
+scorer serves rollout and training, so that a reward means the same in both.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import Any
 
 from ..rewards.components import Component
@@ -21,6 +23,7 @@ from ..rewards.functions import (
 )
 from ..rewards.registry import load_object
 from ..tools.errors import ConfigError
+from .http_reward import HttpReward, is_url
 from .trajectory import Trajectory
 
 REWARD_MODEL = "reward_model"
@@ -41,14 +44,23 @@ class Part:
 class Scorer:
     """Adds components to finished trajectories. `fault` is what went wrong last, for whoever has to tell of it.
 
-    Raises ConfigError for two parts of one name.
+    With `normalize` the known scores of a part get mean 0 and deviation 1 in every batch, equal ones 0; `clip` cuts
+    scores to this size, after that. What counts is the changed score; the one that was given stands beside it as the
+    component `NAME/raw`, which pays nothing.
+
+    Raises ConfigError for two parts of one name, and where there is no part whose scores could be changed.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[Part], *, normalize: bool = False, clip: float | None = None) -> None:
         names = [part.name for part in parts]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"two rewards are named {twice[0]!r}: give one of them another name")
-        self.parts = tuple(parts)
+        if (normalize or clip is not None) and not parts:
+            raise ConfigError(
+                "normalize_scores and score_clip change the scores of reward models and functions, and there are none: "
+                "an env's own components stay as they are"
+            )
+        self.parts, self.normalize, self.clip = tuple(parts), normalize, clip
         self.fault: str | None = None
 
     def __bool__(self) -> bool:
@@ -65,9 +77,22 @@ class Scorer:
             scores = part.score(whole)
             if scores.error is not None:
                 self.fault = scores.error
-            for trajectory, value in zip(whole, scores.values, strict=True):
-                if value is not None or scores.error is not None:
+            changed = self._changed(scores.values)
+            for trajectory, raw, value in zip(whole, scores.values, changed, strict=True):
+                if raw is not None or scores.error is not None:
                     _add(trajectory, part, value)
+                if raw is not None and changed is not scores.values:
+                    trajectory.rewards[f"{part.name}/raw"] = raw
+
+    def _changed(self, scores: list[float | None]) -> list[float | None]:
+        """Return the scores that count; the same list where nothing is normalised or cut."""
+        known = [score for score in scores if score is not None]
+        if not known or (not self.normalize and self.clip is None):
+            return scores
+        most = math.inf if self.clip is None else self.clip
+        centre, unit = (fmean(known), pstdev(known)) if self.normalize else (0.0, 1.0)
+        equal = self.normalize and min(known) == max(known)  # what rounding leaves of a deviation is none
+        return [s if s is None else 0.0 if equal else max(-most, min(most, (s - centre) / unit)) for s in scores]
 
 
 def _add(trajectory: Trajectory, part: Part, value: float | None) -> None:
@@ -78,11 +103,18 @@ def _add(trajectory: Trajectory, part: Part, value: float | None) -> None:
         trajectory.turns[-1].reward += part.weight * value
 
 
-def split_rewards(weights: Mapping[str, float], reward_model: str | None = None) -> tuple[dict[str, float], Scorer]:
+def split_rewards(
+    weights: Mapping[str, float],
+    reward_model: str | None = None,
+    *,
+    normalize: bool = False,
+    clip: float | None = None,
+) -> tuple[dict[str, float], Scorer]:
     """Split weights by name into those of an env's components and a scorer for the rest.
 
     `module:name` is a `Component` of the user's, or a TRL-style function (its component: `name`). `reward_model` is
-    a folder, or `stub` for one that needs no weights; its component has that name, and weight 1 unless given.
+    a folder, the address of a server, or `stub` for one that needs no weights; its component has that name, and weight
+    1 unless given. `normalize` and `clip` are the scorer's.
 
     Raises ConfigError for a function or a model that is not there.
     """
@@ -94,12 +126,18 @@ def split_rewards(weights: Mapping[str, float], reward_model: str | None = None)
         elif name != REWARD_MODEL:
             own[name] = weight
     if reward_model is not None:
-        from .reward_model import load_reward_model
-
-        parts.append(scorer_part(REWARD_MODEL, weights.get(REWARD_MODEL, 1.0), load_reward_model(reward_model)))
+        parts.append(_reward_model_part(weights.get(REWARD_MODEL, 1.0), reward_model))
     elif REWARD_MODEL in weights:
         raise ConfigError(f"the reward {REWARD_MODEL!r} has a weight but no model: give --reward-model FOLDER")
-    return own, Scorer(parts)
+    return own, Scorer(parts, normalize=normalize, clip=clip)
+
+
+def _reward_model_part(weight: float, name: str) -> Part:
+    if is_url(name):
+        return function_part(REWARD_MODEL, weight, HttpReward(name))
+    from .reward_model import load_reward_model
+
+    return scorer_part(REWARD_MODEL, weight, load_reward_model(name))
 
 
 def function_part(name: str, weight: float, function: RewardFunction) -> Part:

@@ -244,9 +244,8 @@ class Trajectory(BaseModel):
 
     @property
     def segments(self) -> list[tuple[int, int]]:
-        """Spans `[start, end)` of the segments; each is one sequence for a model."""
-        ends = [*self.segment_starts[1:], len(self.tokens)]
-        return list(zip(self.segment_starts, ends, strict=True))
+        """Spans `[start, end)` of the segments; each is one sequence for a model. None before the first token."""
+        return list(pairwise([*self.segment_starts, len(self.tokens)]))
 
     @property
     def current_ids(self) -> list[int]:

@@ -20,22 +20,22 @@ def takes_argument(env_id: str, name: str) -> bool:
     return name in env_arguments(type(env))
 
 
-def parse_env_args(items: Sequence[str]) -> dict[str, Any]:
+def parse_env_args(items: Sequence[str], option: str = "--env-arg") -> dict[str, Any]:
     """Return `key=value` items as keyword arguments; a value is TOML, else plain text; `rewards.gt=1` reaches into a
     dict.
 
-    Raises ConfigError for an item without `=` and for a key that is given twice.
+    Raises ConfigError, naming the option that they came by, for an item without `=` and for a key that is given twice.
     """
     lines = []
     for item in items:
         key, equals, text = (part.strip() for part in item.partition("="))
         if not equals or not key:
-            raise ConfigError(f"--env-arg wants key=value, came {item!r}")
+            raise ConfigError(f"{option} wants key=value, came {item!r}")
         lines.append(f"{key} = {text}" if _is_json(key, text) else f"{key} = {json.dumps(text)}")
     try:
         return tomllib.loads("\n".join(lines))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--env-arg {' '.join(items)}: {error}") from error
+        raise ConfigError(f"{option} {' '.join(items)}: {error}") from error
 
 
 def _is_json(key: str, text: str) -> bool:

@@ -18,7 +18,7 @@ from .chat_env import ChatEnv
 from .registration import make_env
 from .tasks import gold_texts
 
-_TASKS_TRIED = 20
+_TASKS_TRIED, _FEW_TASKS = 20, 3
 _JUNK = ("I do not know.", "yes", "\u4e2d\u6587", "{}", "0 1 2 3 4 5 6 7 8 9", "<|im_end|>")
 
 
@@ -59,6 +59,21 @@ def check_contract(env_id: str, **kwargs: Any) -> list[Finding]:
     return [*findings, _attacked(env_id, kwargs)]
 
 
+def check_briefly(make: Callable[[], ChatEnv]) -> list[Finding]:
+    """Try the promises that learning leans on, on one env and a few tasks: a moment where `check_contract` is thorough.
+
+    A broken promise, a crash of the env included, is a finding. What `make` raises is passed on.
+    """
+    with closing(make()) as env:
+        tries: dict[str, Callable[[], str]] = {
+            "the gold episode scores full": lambda: _gold(env, _FEW_TASKS),
+            "saying nothing scores nothing": lambda: _refused(env, [""], _FEW_TASKS),
+            "junk scores nothing": lambda: _refused(env, _JUNK, _FEW_TASKS),
+            "a bad call is answered, not run": lambda: _bad_call(env),
+        }
+        return [_try(promise, attempt) for promise, attempt in tries.items()]
+
+
 def _attacked(env_id: str, kwargs: dict[str, Any]) -> Finding:
     promise, table = "no attack is taken for the answer", AttackTable()
 
@@ -92,8 +107,8 @@ def _gymnasium(env_id: str, kwargs: dict[str, Any]) -> str:
     return "no warning"
 
 
-def _gold(env: ChatEnv) -> str:
-    tried = range(min(_TASKS_TRIED, len(env.tasks)))
+def _gold(env: ChatEnv, tasks: int = _TASKS_TRIED) -> str:
+    tried = range(min(tasks, len(env.tasks)))
     played = sum(_play_gold(env, index) for index in tried)
     return f"{played} tasks" if played == len(tried) else f"{played} of {len(tried)} tasks have a gold episode"
 
@@ -113,9 +128,9 @@ def _play_gold(env: ChatEnv, index: int) -> bool:
     return True
 
 
-def _refused(env: ChatEnv, texts: Sequence[str]) -> str:
+def _refused(env: ChatEnv, texts: Sequence[str], tasks: int = _TASKS_TRIED) -> str:
     component = scoring(env)
-    for index in range(min(_TASKS_TRIED, len(env.tasks))):
+    for index in range(min(tasks, len(env.tasks))):
         if component and component.checker and component.checker.wants_nothing(env.tasks[index].gt):
             continue
         for text in texts:

@@ -70,3 +70,17 @@ def taught_model(tiny_model: Path, sums_file: Path, tmp_path_factory: pytest.Tem
     run = tmp_path_factory.mktemp("taught") / "run"
     where = {"model": str(tiny_model), "output_dir": str(run), "data": str(sums_file)}
     return train(TrainConfig(algo="sft", **where, max_steps=120, learning_rate=1e-2, batch_size=32, save_steps=0))
+
+
+@pytest.fixture(scope="session")
+def sampled_file(taught_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """File of 24 groups of 4 one-digit sums, sampled by `taught_model`, with log-probs."""
+    from gymtune.agents import Sampling, TrajectoryWriter, rollout
+    from gymtune.agents.loading import load_agent
+
+    path = tmp_path_factory.mktemp("sampled") / "groups.jsonl"
+    agent = load_agent(taught_model, Sampling(max_new_tokens=4))
+    with TrajectoryWriter(path) as writer:
+        for trajectory in rollout("gymtune/Arithmetic-v0", agent, 24, num_generations=4):
+            writer.append(trajectory)
+    return path

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from .config import Resolved, TrainConfig, resolve
 
 if TYPE_CHECKING:
-    from .build import Listeners, train
+    from .build import Listeners, dry_run, train
     from .loop import Trainer
 
-__all__ = ["Listeners", "Resolved", "TrainConfig", "Trainer", "resolve", "train"]
+__all__ = ["Listeners", "Resolved", "TrainConfig", "Trainer", "dry_run", "resolve", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,5 +21,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import build, loop
 
-    globals().update(Listeners=build.Listeners, Trainer=loop.Trainer, train=build.train)
+    globals().update(Listeners=build.Listeners, Trainer=loop.Trainer, dry_run=build.dry_run, train=build.train)
     return globals()[name]

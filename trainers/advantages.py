@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..tools.errors import EnvError
+from .config_keys import ScaleRewards
 
 STD_EPSILON = 1e-4
 """Added to a group's deviation before dividing, as in TRL."""
@@ -33,28 +33,56 @@ def group_advantages(
     rewards: Sequence[float | None],
     groups: Sequence[Hashable],
     *,
-    scale: Literal["group", "batch", "none"] = "group",
+    scale: ScaleRewards = "group",
+    leave_one_out: bool = False,
+    min_size: int = 2,
     eps: float = STD_EPSILON,
 ) -> Tensor:
     """Return `(N,)` float32 advantages of N episodes; `groups` says which episodes are samples of one task.
 
-    "group": `(r - mean) / (std + eps)` with the unbiased deviation of the group (GRPO, arXiv:2402.03300, 4.1.2).
-    "none": `r - mean` (Dr. GRPO, arXiv:2503.20783). A reward of None (broken checker, failed episode) is no reward: it
-    enters neither mean nor deviation and its advantage is 0. A group with equal rewards, or with fewer than two known
-    ones, gets exactly 0. Computed in float64 with exact sums, so the order of episodes changes no bit.
+    "none": `r - mean` of the group (Dr. GRPO, arXiv:2503.20783), or with `leave_one_out` `r -` mean of the others
+    (RLOO, arXiv:2402.14740). "group": that over `std + eps`, with the unbiased deviation of the group (GRPO,
+    arXiv:2402.03300, 4.1.2). "batch": over the deviation of all known rewards (arXiv:2508.08221), or, with
+    `leave_one_out`, of all advantages; both as in TRL.
+
+    A reward of None (broken checker, failed episode) is no reward: it enters neither mean nor deviation and its
+    advantage is 0. A group with equal rewards, or with fewer than `min_size` known ones (or two), gets exactly 0.
+    Computed in float64 with exact sums, so the order of episodes changes no bit.
 
     Raises `EnvError` for a reward that is not finite.
     """
-    advantages = [0.0] * len(rewards)
-    for members in _known_by_group(rewards, groups).values():
+    by_group = list(_known_by_group(rewards, groups).values())
+    least = max(min_size, 2)
+    centred = [0.0] * len(rewards)
+    divisors = [1.0] * len(rewards)
+    for members in by_group:
         values = list(members.values())
-        if not _differ(values):
+        if len(values) < least or not _differ(values):
             continue
         mean, std = _moments(values)
-        divisor = std + eps if scale == "group" else 1.0
+        stretch = len(values) / (len(values) - 1) if leave_one_out else 1.0
         for index, value in members.items():
-            advantages[index] = (value - mean) / divisor
+            centred[index] = (value - mean) * stretch
+            divisors[index] = std * stretch + eps if scale == "group" else 1.0
+    if scale == "batch":
+        known = [value for members in by_group for value in members.values()]
+        if leave_one_out:
+            known = [centred[index] for members in by_group if len(members) >= least for index in members]
+        divisors = [_moments(known)[1] + eps if _differ(known) else 1.0] * len(rewards)
+    advantages = [value / divisor for value, divisor in zip(centred, divisors, strict=True)]
     return torch.tensor(advantages, dtype=torch.float64).float()
+
+
+def whiten(sequences: Sequence[Sequence[float]], eps: float = STD_EPSILON) -> list[list[float]]:
+    """Return the values of several sequences with mean 0 and deviation 1, over all of them together.
+
+    `(value - mean) / (std + eps)` with the unbiased deviation; equal values, or a lone one, give exactly 0.
+    """
+    values = [value for sequence in sequences for value in sequence]
+    if not _differ(values):
+        return [[0.0] * len(sequence) for sequence in sequences]
+    mean, std = _moments(values)
+    return [[(value - mean) / (std + eps) for value in sequence] for sequence in sequences]
 
 
 def group_stats(rewards: Sequence[float | None], groups: Sequence[Hashable]) -> GroupStats:

@@ -48,6 +48,11 @@ class Algorithm(ABC):
     def credit(self, experiences: Sequence[Experience]) -> None:
         """Give each experience its advantages: 0 where it teaches nothing, as where its reward is None."""
 
+    def trains(self, experience: Experience) -> bool:
+        """Whether an episode is in the loss: not when it failed or broke, nor cut off where such are left out."""
+        cut = self.config.mask_truncated_completions and experience.trajectory.truncated
+        return experience.reward is not None and not cut
+
     @abstractmethod
     def loss(self, tokens: TokenBatch) -> TokenLosses:
         """Return the loss of each token."""

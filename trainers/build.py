@@ -1,43 +1,50 @@
-"""`train(config)`: build everything a config names, run the loop, leave the finished model."""
+"""`train(config)`: look at everything a config names, build it, run the loop, leave the finished model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..agents.agent import ModelAgent
 from ..agents.loading import place_model
-from ..agents.models import LanguageModel, apply_lora, check_vocabulary, load_adapter
-from ..agents.renderer import Renderer
+from ..agents.models import LanguageModel, apply_lora, load_adapter
 from ..agents.rollout import env_factory
-from ..agents.scorer import split_rewards
 from ..agents.threads import use_threads
 from ..agents.torch_engine import TorchEngine
 from ..agents.trajectory import Sampling
-from ..tools.errors import ConfigError
 from .checkpoint import ADAPTER, load_state
 from .config import Resolved, TrainConfig
-from .dataset import TrajectoryDataset
+from .dataset import GroupDataset
+from .evaluation import HeldOut, held_out_env
+from .findings import Preflight
 from .loop import OnEpisode, OnStall, OnStep, Trainer
+from .offline import check_stored
+from .preflight import preflight
 from .run_folder import RunFolder
 
 _MOST_SEQUENCES = 256
 
+#: Called with each thing that is worth knowing and stops nobody.
+OnNote = Callable[[str], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Who wants to hear of progress: each line of metrics, each finished episode, and what is pending too long."""
+    """Who wants to hear of progress: each line of metrics, each finished episode, what is pending too long, notes."""
 
     on_step: OnStep = lambda _: None
     on_episode: OnEpisode = lambda _: None
     on_stall: OnStall = lambda _: None
+    on_note: OnNote = lambda _: None
 
 
 def train(config: TrainConfig | Resolved, *, resume: bool = False, listeners: Listeners = Listeners()) -> Path:
     """Run `config` and return the folder of the finished model.
 
     With `resume`, go on from the latest checkpoint of `config.output_dir`. Raises GymtuneError for everything a user
-    can mend; what was finished before stays in the run folder.
+    can mend, all that `preflight` finds in one; what was finished before stays in the run folder.
     """
     resolved = config if isinstance(config, Resolved) else Resolved(config, {})
     config = resolved.config
@@ -45,16 +52,43 @@ def train(config: TrainConfig | Resolved, *, resume: bool = False, listeners: Li
     run = RunFolder.resume(resolved) if resume else RunFolder(Path(config.output_dir))
     steps = run.checkpoint_steps() if resume else []
     start = run.checkpoint_path(steps[-1]) if steps else None
-    trainer = _build(config, _policy(config, start), Renderer.from_folder(config.model), run)
+    trainer = _prepare(config, run, listeners, resume=resume, start=start)
     if not resume:  # only now: a config that cannot be built leaves no folder behind
         RunFolder.create(resolved)
     if start is not None:
         trainer.restore(start, load_state(start))
     elif resume:
         run.rewind(0)
+    return trainer.train(Path(config.model))
+
+
+def dry_run(config: TrainConfig, *, listeners: Listeners = Listeners()) -> dict[str, Any]:
+    """Return the metrics of the first batch, sampled or read, as `metrics.jsonl` would have them; change nothing.
+
+    No folder is made, no optimizer step: a model is loaded, its loss and gradient computed, and that is all. Raises
+    GymtuneError as `train` does.
+    """
+    use_threads(config.torch_threads)
+    config = config.model_copy(update={"save_trajectories": False})
+    return _prepare(config, RunFolder(Path(config.output_dir)), listeners).dry_run()
+
+
+def _prepare(
+    config: TrainConfig, run: RunFolder, listeners: Listeners, *, resume: bool = False, start: Path | None = None
+) -> Trainer:
+    """Return the trainer of a config, and tell what was noted on the way. Writes nothing."""
+    found = preflight(config, resume=resume)
+    found.refuse()
+    model = _policy(config, start)
+    notes = found.notes
+    if isinstance(found.dataset, GroupDataset) and start is None:
+        notes += check_stored(model, found.dataset, config)
+    for note in notes:
+        listeners.on_note(note)
+    trainer = _build(config, model, found, run)
     trainer.on_step, trainer.on_episode = listeners.on_step, listeners.on_episode
     trainer.on_stall = listeners.on_stall
-    return trainer.train(Path(config.model))
+    return trainer
 
 
 def _load(folder: Path, config: TrainConfig) -> LanguageModel:
@@ -81,42 +115,34 @@ def _policy(config: TrainConfig, start: Path | None) -> LanguageModel:
     return model
 
 
-def _build(config: TrainConfig, model: LanguageModel, renderer: Renderer, run: RunFolder) -> Trainer:
-    """Return the trainer of a config: its agent, and its env or its data."""
-    check_vocabulary(len(renderer.tokenizer), model.config, config.model)
+def _build(config: TrainConfig, model: LanguageModel, found: Preflight, run: RunFolder) -> Trainer:
+    """Return the trainer of a config: its agent, its env or its data, and the models beside the policy."""
     if config.gradient_checkpointing:
         model.checkpoint_layers()
-    longest = model.config.max_position_embeddings
-    if config.max_model_length is not None and config.max_model_length > longest:
-        raise ConfigError(
-            f"max_model_length {config.max_model_length} is more than the {longest} the model was made for"
-        )
-    sequences = min(config.prompts_per_step * config.num_generations, _MOST_SEQUENCES)
+    agent = _agent(config, model, found)
+    own, scorer = found.rewards or ({}, None)
+    env = None
+    if config.env is not None and config.trajectories is None:
+        env = env_factory(config.env, agent, config.env_args, own)
+    reference = None
+    if config.beta > 0 and config.lora_r is None:  # an adapter switched off is the starting model
+        reference = _load(Path(config.model), config).requires_grad_(False)
+    trainer = Trainer(config, model, agent, run, env=env, dataset=found.dataset, reference=reference)
+    if scorer is not None:
+        trainer.scorer = scorer
+    if config.eval_steps > 0:
+        trainer.held_out = HeldOut(held_out_env(config, agent, own), agent, config, scorer)
+    return trainer
+
+
+def _agent(config: TrainConfig, model: LanguageModel, found: Preflight) -> ModelAgent:
+    assert found.renderer is not None
     engine = TorchEngine(
         model,
         max_model_length=config.max_model_length,
-        max_sequences=sequences,
+        max_sequences=min(config.prompts_per_step * config.num_generations, _MOST_SEQUENCES),
         max_cache_tokens=config.max_cache_tokens,
         layers=config.layers,
     )
     sampling = Sampling(temperature=config.temperature, max_new_tokens=config.max_completion_length)
-    agent = ModelAgent(engine, renderer, sampling)
-    if config.env is None:
-        assert config.data is not None
-        dataset = TrajectoryDataset(
-            config.data, renderer, min_reward=config.min_reward, max_length=longest, seed=config.seed
-        )
-        return Trainer(config, model, agent, run, dataset=dataset)
-    weights, scorer = split_rewards(config.reward_weights, config.reward_model)
-    env = env_factory(config.env, agent, config.env_args, weights)
-    reference = None
-    if config.beta > 0 and config.lora_r is None:  # an adapter switched off is the starting model
-        reference = _load(Path(config.model), config).requires_grad_(False)
-    trainer = Trainer(config, model, agent, run, env=env, reference=reference)
-    trainer.scorer = scorer
-    if not scorer and trainer.probe_env is not None and not any(trainer.probe_env.weights.values()):
-        raise ConfigError(
-            f"env {config.env!r} pays for nothing, so nothing can be learnt: give --reward-model FOLDER, --reward "
-            "module:function, or --reward NAME=WEIGHT for one of its components"
-        )
-    return trainer
+    return ModelAgent(engine, found.renderer, sampling, thinking_ratio=config.thinking_ratio)

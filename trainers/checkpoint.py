@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ..agents.models import LanguageModel, has_adapter, save_adapter, save_any, trainable_parameters
+from ..agents.models import LanguageModel, has_adapter, save_adapter, save_any
+from ..agents.models.folder import copy_tokenizer
 from ..tools.errors import RunError
+from .critic import Critic
+from .update import Updater
 
-_TOKENIZER_FILES = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
 ADAPTER = "adapter"
 """Folder of the adapter beside the merged weights, in PEFT's format."""
+CRITIC = "critic"
+"""Folder of the critic in a checkpoint."""
 
 _STATE = "trainer_state.json"
 _OPTIMIZER = "optimizer.safetensors"
@@ -60,33 +63,43 @@ def save_pretrained(model: LanguageModel, start: Path, target: Path) -> None:
     write_aside(target, lambda folder: _write_model(model, start, folder))
 
 
-def save_checkpoint(
-    target: Path, model: LanguageModel, start: Path, optimizer: torch.optim.Optimizer, state: dict[str, Any]
-) -> None:
-    """Write what `load_optimizer` and `load_state` continue from: the model's folder, optimizer, `state` as JSON."""
+def save_checkpoint(folder: Path, updater: Updater, start: Path, state: dict[str, Any]) -> None:
+    """Fill `folder` with what `load_updater` and `load_state` continue from; the caller writes aside.
 
-    def fill(folder: Path) -> None:
-        _write_model(model, start, folder)
-        tensors = {
-            f"{name}/{key}": value.contiguous()
-            for name, parameter in trainable_parameters(model).items()
-            for key, value in optimizer.state[parameter].items()
-        }
-        save_file(tensors, folder / _OPTIMIZER)
-        (folder / _STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+    The model's folder, the optimizer beside it, a critic in the folder `critic`, and `state` as JSON, whose `step` says
+    how many steps were made. `start` is where training began, whose tokenizer is copied.
+    """
+    _write_model(updater.model, start, folder)
+    if updater.critic is not None:
+        updater.critic.save(folder / CRITIC, start)
+    tensors = {
+        f"{name}/{key}": value.contiguous()
+        for name, parameter in updater.moved(state["step"]).items()
+        for key, value in updater.optimizer.state[parameter].items()
+    }
+    save_file(tensors, folder / _OPTIMIZER)
+    (folder / _STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
-    write_aside(target, fill)
+
+def save_critic(critic: Critic, start: Path, target: Path) -> None:
+    """Write the critic of a finished run: a Hugging Face folder with its head, or the head alone where it shares."""
+    write_aside(target, lambda folder: critic.save(folder, start))
 
 
-def load_optimizer(folder: Path, model: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
-    """Give `optimizer` the state it had when `folder` was written. Raises RunError for one of another model."""
+def load_updater(folder: Path, updater: Updater, step: int) -> None:
+    """Give optimizer and critic the state they had when `folder` was written, after `step` steps.
+
+    The model's own weights are loaded before, see `build`. Raises RunError, or ModelError, for those of another model.
+    """
+    if updater.critic is not None:
+        updater.critic.load(folder / CRITIC)
     file = folder / _OPTIMIZER
     try:
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{file}: cannot read: {error}; remove {folder} and --resume from the one before") from error
     states: dict[str, dict[str, torch.Tensor]] = {}
-    parameters = trainable_parameters(model)
+    parameters = updater.moved(step)
     for key, tensor in tensors.items():
         name, _, field = key.rpartition("/")
         if name not in parameters or (field != "step" and tensor.shape != parameters[name].shape):
@@ -96,7 +109,7 @@ def load_optimizer(folder: Path, model: LanguageModel, optimizer: torch.optim.Op
     if missing := parameters.keys() - states.keys():
         raise RunError(f"{file}: holds no state of {sorted(missing)[0]} ({len(missing)} parameters lack it)")
     for name, state in states.items():
-        optimizer.state[parameters[name]] = state
+        updater.optimizer.state[parameters[name]] = state
 
 
 def load_state(folder: Path) -> dict[str, Any]:
@@ -112,12 +125,6 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 def _write_model(model: LanguageModel, start: Path, folder: Path) -> None:
     save_any(model, folder)
-    _copy_tokenizer(start, folder)
+    copy_tokenizer(start, folder)
     if has_adapter(model):
         save_adapter(model, folder / ADAPTER, start)
-
-
-def _copy_tokenizer(source: Path, target: Path) -> None:
-    for file in sorted(source.iterdir()):
-        if file.is_file() and any(fnmatch(file.name, pattern) for pattern in _TOKENIZER_FILES):
-            shutil.copyfile(file, target / file.name)

@@ -11,6 +11,7 @@ from ..agents.backend import Layers
 Algo = Literal["sft", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce++", "ppo"]
 Averaging = Literal["token_mean", "sequence_mean", "constant"]
 ScaleRewards = Literal["group", "batch", "none"]
+RatioLevel = Literal["token", "sequence", "product"]
 Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 
@@ -131,13 +132,15 @@ class LossKeys(BaseModel):
     )
     averaging: Averaging = Field(default="token_mean", description="how losses of tokens become the loss of the batch")
     scale_rewards: ScaleRewards = Field(
-        default="group", description="divide advantages by the group's deviation, or not"
+        default="group", description="divide advantages by the group's deviation, the batch's, or not"
     )
     mask_truncated_completions: bool = Field(default=False, description="leave truncated episodes out of the loss")
     reward_weights: dict[str, float] = Field(
         default={}, description="weights of rewards, over the environment's own; module:function is one of yours"
     )
-    reward_model: str | None = Field(default=None, min_length=1, description="folder of a reward model, or stub")
+    reward_model: str | None = Field(
+        default=None, min_length=1, description="folder of a reward model, address of a server, or stub"
+    )
     control: Literal["none", "shuffle_rewards"] = Field(
         default="none", description="control run: rewards dealt out at random must teach nothing"
     )
@@ -157,10 +160,12 @@ class CreditKeys(BaseModel):
     )
     max_resampling: int = Field(default=3, ge=1, description="rounds of dynamic sampling in a step")
     overlong_buffer: int | None = Field(
-        default=None, ge=1, description="the last tokens of max_completion_length in which a penalty grows to 1"
+        default=None,
+        ge=1,
+        description="a turn's last tokens before max_completion_length, over which a penalty grows to 1",
     )
-    importance_sampling_level: Literal["token", "sequence"] = Field(
-        default="token", description="ratios are of tokens, or the geometric mean of a sequence's"
+    importance_sampling_level: RatioLevel = Field(
+        default="token", description="ratios are of tokens, the geometric mean of a sequence's, or their product"
     )
     importance_sampling_correction: Correction = Field(
         default="none", description="how the gap between sampler and trainer is corrected: truncated or masked weights"

@@ -20,6 +20,7 @@ class Experience:
     `sampler_logprobs`: of the policy that sampled it, NaN where nobody did. `old_logprobs`: of the policy at the start
     of the step; the sampler's, unless they were computed anew. `weights`: what its loss is multiplied by, 1 unless the
     gap between the two is corrected. `ref_logprobs`, `values`: of the reference and of the critic; empty without.
+    `value_after`: of the critic, after the last token of an episode that was cut off; 0 where it ended by itself.
     Credit gives the rest: `advantages`, and for a critic `returns`.
     """
 
@@ -34,6 +35,7 @@ class Experience:
     advantages: list[float]
     ref_logprobs: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
+    value_after: float = 0.0
     returns: list[float] = field(default_factory=list)
 
     @classmethod
@@ -43,8 +45,8 @@ class Experience:
         With `need_logprobs` its tokens count at the temperature they were sampled at, for a ratio must compare like
         with like; without, log-probs are the model's own (temperature 1), whoever wrote the tokens.
 
-        Raises DataError for a trajectory without tokens, a segment that begins with mask 1 (nothing predicts its first
-        token), and, when `need_logprobs`, for agent tokens that were not sampled or were sampled greedily.
+        An episode that failed may have none. Raises DataError for a segment that begins with mask 1 (nothing predicts
+        its first token), and, when `need_logprobs`, for agent tokens that were not sampled or were sampled greedily.
         """
         sampling = trajectory.sampling if need_logprobs else None
         temperature = 1.0 if sampling is None else sampling.temperature

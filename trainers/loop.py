@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -11,31 +12,38 @@ from typing import Any
 from ..agents.agent import ModelAgent
 from ..agents.backend import derive_seed
 from ..agents.models import LanguageModel, merged_state
-from ..agents.rollout import Limits, plan_episodes, run_episodes
 from ..agents.scorer import Scorer
 from ..agents.trajectory import Trajectory
 from ..envs.chat_env import ChatEnv
 from ..tools.errors import ConfigError, RunError
-from .algorithm import Algorithm
 from .batch import Row, make_rows
-from .checkpoint import load_optimizer, save_checkpoint, save_pretrained
-from .cispo import CISPO
+from .checkpoint import load_updater, save_checkpoint, save_critic, save_pretrained, write_aside
+from .collecting import StepSampler
 from .config import TrainConfig
-from .dataset import TrajectoryDataset
+from .critic import make_critic
+from .dataset import GroupDataset, TrajectoryDataset
+from .debug import debug_samples, whole_batch
+from .evaluation import HeldOut, keep_best
 from .experience import Experience, experiences_of
-from .grpo import GRPO
+from .handoff import HANDOFF, handoff_record
 from .metrics import episode_metrics
+from .mirrors import Mirrors
+from .reference import load_reference, move_reference, save_reference
+from .registry import ALGORITHMS
 from .run_folder import RunFolder
-from .sft import SFT
-from .update import Updater, UpdateStats
-
-ALGORITHMS: dict[str, type[Algorithm]] = {"sft": SFT, "grpo": GRPO, "cispo": CISPO}
+from .update import NonFiniteError, Updater
+from .update_stats import UpdateStats
 
 #: Called with each line of metrics, and with each episode as it ends.
 OnStep = Callable[[dict[str, Any]], None]
 OnEpisode = Callable[[Trajectory], None]
 #: Called with the ids of the pending episodes when none has ended for a while.
 OnStall = Callable[[list[str]], None]
+
+PREFIXES = {"sft": "full_sft", "ppo": "ppo_actor"}
+"""Names of finished models that are not their algorithm's."""
+CRITIC = "ppo_critic"
+"""Name of the finished critic."""
 
 
 class Trainer:
@@ -45,14 +53,15 @@ class Trainer:
         config: what to do.
         model: the decoder to train, in place.
         agent: the policy that acts; its backend gets the weights after every step.
-        env: makes an env; None for algorithms that learn from a file.
-        dataset: the file's trajectories; None for algorithms that sample.
-        reference: the frozen model of the KL term.
         run: where it is written.
+        env: makes an env to sample in; None where episodes are read.
+        dataset: stored episodes; None for a run that samples.
+        reference: the frozen model of the KL term.
 
-    The state between steps is the weights, the optimizer and `step`; tasks, seeds and order are functions of
-    (`config.seed`, `step`), so a run resumed from a checkpoint repeats the uninterrupted one bit for bit on a CPU.
-    `scorer` adds to the episodes of a step what the env cannot score.
+    The state between steps is the weights, the optimizer, a reference that moves, and `step`; tasks, seeds and order
+    are functions of (`config.seed`, `step`), so a run resumed from a checkpoint repeats the uninterrupted one bit for
+    bit on a CPU. `scorer` adds to the episodes of a step what the env cannot score; `held_out` is what `eval_steps`
+    evaluates on.
     """
 
     def __init__(
@@ -63,18 +72,22 @@ class Trainer:
         run: RunFolder,
         *,
         env: Callable[[], ChatEnv] | None = None,
-        dataset: TrajectoryDataset | None = None,
+        dataset: TrajectoryDataset | GroupDataset | None = None,
         reference: LanguageModel | None = None,
     ) -> None:
         self.config, self.model, self.agent, self.run = config, model, agent, run
-        self.env, self.dataset, self.scorer = env, dataset, Scorer([])
+        self.dataset, self.scorer = dataset, Scorer([])
         self.algorithm = ALGORITHMS[config.algo](config)
-        if (env if self.algorithm.online else dataset) is None:
-            wanted = "an env" if self.algorithm.online else "a dataset"
-            raise ConfigError(f"algo {config.algo!r} needs {wanted}, got None")
-        self.probe_env = env() if env is not None else None
-        turns = self.probe_env.max_turns if self.probe_env is not None else 1
-        self.updater = Updater(model, self.algorithm, config, reference, config.max_completion_length * turns)
+        if (env is None) == (dataset is None) or (env is not None and not self.algorithm.online):
+            wanted = "an env or a dataset, one of them" if self.algorithm.online else "a dataset"
+            raise ConfigError(f"algo {config.algo!r} needs {wanted}, got env {env} and dataset {dataset}")
+        self.sampler = StepSampler(config, env, agent, self.scorer, run) if env is not None else None
+        self.mirrors = Mirrors(config.report_to)
+        assert agent.renderer is not None
+        self.critic = make_critic(config, model, agent.renderer) if self.algorithm.critic else None
+        longest = config.max_completion_length * self._most_turns()
+        self.updater = Updater(model, self.algorithm, config, reference, longest, self.critic)
+        self.held_out: HeldOut | None = None
         self.step = 0
         self.tokens_seen = 0
         self.on_step: OnStep = lambda _: None
@@ -85,59 +98,51 @@ class Trainer:
 
     def train(self, tokenizer_folder: Path) -> Path:
         """Run to `max_steps` and return the folder of the finished model."""
-        while self.step < self.config.max_steps:
-            began = perf_counter()
-            trajectories = self.collect()
-            sampled = perf_counter()
-            experiences = self.credit(trajectories)
-            stats = UpdateStats()
-            for mini_batches in self.batches(experiences):
-                self.updater.update(mini_batches, self.step, stats)
-            self.step += 1
-            self._sync()
-            seconds = {"time/rollout": sampled - began, "step_time": perf_counter() - began}
-            self.report(trajectories, stats, seconds)
-            if self._checkpoint_due():
-                self.save(tokenizer_folder)
-        final = self.run.path / self.prefix
-        save_pretrained(self.model, tokenizer_folder, final)
-        return final
+        if self.config.eval_steps > 0 and self.held_out is None:
+            raise ConfigError(
+                f"eval_steps is {self.config.eval_steps}, the trainer has no held-out tasks: set trainer.held_out"
+            )
+        try:
+            self.mirrors.begin(self.run, self.config, self.step)
+            if self.step == 0 and self.held_out is not None:
+                self.run.rewind(-1)
+                self._log({"step": 0} | self._evaluate(tokenizer_folder))
+            while self.step < self.config.max_steps:
+                self._make_step(tokenizer_folder)
+        finally:
+            self.mirrors.end()
+        return self._finish(tokenizer_folder)
 
-    def collect(self) -> list[Trajectory]:
-        """Return the trajectories of this step: sampled anew, or the next ones of the dataset."""
-        config, step = self.config, self.step
+    def _make_step(self, tokenizer_folder: Path) -> None:
+        began = perf_counter()
+        trajectories, collected = self.collect()
+        sampled = perf_counter()
+        experiences = self.credit(trajectories)
+        self._show(experiences)
+        stats = self._learn(experiences)
+        self.step += 1
+        self._sync()
+        metrics = self.measure(trajectories, stats, self.step) | collected
+        self.tokens_seen = metrics["num_tokens"]
+        metrics |= {"time/rollout": sampled - began, "step_time": perf_counter() - began}
+        if self.held_out is not None and self._due(self.config.eval_steps):
+            metrics |= self._evaluate(tokenizer_folder)
+        if "eval/reward" in metrics or self._due(self.config.logging_steps):
+            self._log(metrics)
+        self.on_step(metrics)
+        if self._due(self.config.save_steps):
+            self.save(tokenizer_folder)
+
+    def collect(self) -> tuple[list[Trajectory], dict[str, float]]:
+        """Return the trajectories of this step, sampled anew or the next ones of the dataset, and how it went."""
+        config = self.config
         if self.dataset is not None:
-            return self.dataset.batch(step, config.batch_size)
-        assert self.env is not None
-        assert self.probe_env is not None
-        rng = Random(derive_seed(config.seed, "tasks", step))
-        progress = step / config.max_steps
-        tasks = [self.probe_env.draw_task(rng, progress) for _ in range(config.prompts_per_step)]
-        specs = plan_episodes(tasks, config.num_generations, run_id=self.run.run_id, seed=config.seed, version=step)
-        trajectories = run_episodes(
-            self.env,
-            self.agent,
-            specs,
-            limits=Limits(),
-            concurrency=len(specs),
-            on_finish=self.on_episode,
-            on_stall=self.on_stall,
-        )
-        self.scorer.score(trajectories)
-        if config.save_trajectories:
-            self.run.write_trajectories(step + 1, trajectories)
-        if all(trajectory.reward is None for trajectory in trajectories):
-            raise RunError(f"step {step + 1}: {self._why_no_reward(trajectories)}")
-        return trajectories
-
-    def _why_no_reward(self, trajectories: Sequence[Trajectory]) -> str:
-        errors = [trajectory.error for trajectory in trajectories if trajectory.error is not None]
-        if len(errors) == len(trajectories):
-            last_line = errors[0].strip().splitlines()[-1]
-            return f"all {len(errors)} episodes failed, the first one with: {last_line}"
-        broken = sorted({name for trajectory in trajectories for name in trajectory.broken})
-        cause = f" ({self.scorer.fault})" if self.scorer.fault else ""
-        return f"no episode has a reward, for {' and '.join(broken)} broke in every one{cause}; nothing can be learnt"
+            size = config.prompts_per_step if self.algorithm.online else config.batch_size
+            return self.dataset.batch(self.step, size), {}
+        assert self.sampler is not None
+        sampler = self.sampler
+        sampler.scorer, sampler.on_episode, sampler.on_stall = self.scorer, self.on_episode, self.on_stall
+        return sampler.sample(self.step)
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Experience]:
         """Return what the trajectories teach. In a control run the known rewards are dealt out at random first."""
@@ -172,57 +177,124 @@ class Trainer:
             Random(derive_seed(config.seed, "order", self.step, iteration)).shuffle(names)
             order = [experience for name in names for experience in groups[name]]
             slices = [order[first : first + size] for first in range(0, len(order), size)]
-            passes.append([make_rows([one for one in part if self._trains(one)]) for part in slices])
+            passes.append([make_rows([one for one in part if self.algorithm.trains(one)]) for part in slices])
         return passes
 
-    def _trains(self, experience: Experience) -> bool:
-        cut = self.config.mask_truncated_completions and experience.trajectory.truncated
-        return experience.reward is not None and not cut
+    def _learn(self, experiences: Sequence[Experience]) -> UpdateStats:
+        """Make the step's updates. A batch that breaks the numbers is written down before the run stops."""
+        stats = UpdateStats()
+        stats.note_credit(experiences, self.config.importance_sampling_correction)
+        try:
+            for mini_batches in self.batches(experiences):
+                if not self.updater.update(mini_batches, self.step, stats):
+                    break
+        except NonFiniteError as error:
+            file = self.run.write_nonfinite(self.step + 1, whole_batch(experiences))
+            raise RunError(f"{error}; the batch is in {file}") from error
+        return stats
 
-    def report(self, trajectories: Sequence[Trajectory], stats: UpdateStats, seconds: dict[str, float]) -> None:
-        """Write the step's line of metrics and hand it to whoever draws progress."""
-        self.tokens_seen += sum(len(t.tokens) for t in trajectories)
-        metrics: dict[str, Any] = {"step": self.step, "learning_rate": self.updater.learning_rate(self.step - 1)}
+    def measure(self, trajectories: Sequence[Trajectory], stats: UpdateStats, step: int) -> dict[str, Any]:
+        """Return the metrics of step `step`, counted from 1."""
+        metrics: dict[str, Any] = {"step": step, "learning_rate": self.updater.learning_rate(step - 1)}
         metrics |= stats.metrics()
-        if self.config.beta > 0:
-            metrics["kl"] = stats.kl / max(stats.tokens, 1)
         if self.algorithm.online:
             metrics |= episode_metrics(trajectories)
-        metrics |= {"num_tokens": self.tokens_seen} | seconds
-        if self.step % self.config.logging_steps == 0 or self.step == self.config.max_steps:
-            self.run.log(metrics)
-        self.on_step(metrics)
+        return metrics | {"num_tokens": self.tokens_seen + sum(len(t.tokens) for t in trajectories)}
+
+    def _show(self, experiences: Sequence[Experience]) -> None:
+        """Write decoded samples of the step, where it is one of those that are looked at."""
+        config, renderer = self.config, self.agent.renderer
+        if config.debug_mode and self.step % config.debug_interval == 0 and renderer is not None:
+            decode = partial(renderer.tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            self.run.log_debug(debug_samples(self.step + 1, experiences, decode, config.seed))
+
+    def _evaluate(self, tokenizer_folder: Path) -> dict[str, Any]:
+        """Return `eval/*` of the policy as it is; the best one so far is kept in RUN/best."""
+        assert self.held_out is not None
+        metrics = self.held_out.evaluate(self.on_stall)
+        keep_best(
+            self.run,
+            {"step": self.step} | metrics,
+            lambda folder: save_pretrained(self.model, tokenizer_folder, folder),
+        )
+        return metrics
+
+    def _log(self, metrics: dict[str, Any]) -> None:
+        self.run.log(metrics)
+        self.mirrors.log(metrics)
+
+    def _due(self, every: int) -> bool:
+        """Tell whether this step is one of every so many, or the last one."""
+        return self.step == self.config.max_steps or (every > 0 and self.step % every == 0)
 
     def _sync(self) -> None:
+        """Give the step's weights to the backend and, where it is due, to a reference that follows."""
+        config, reference = self.config, self.updater.reference
+        self._load_weights()
+        if config.sync_ref_model and reference is not None and self.step % config.ref_model_sync_steps == 0:
+            move_reference(reference, self.model, config.ref_model_mixup_alpha)
+
+    def _load_weights(self) -> None:
         """Give the backend the weights of this step; one that has a model of its own knows no adapters."""
         shared = getattr(self.agent.backend, "model", None) is self.model
         weights = dict(self.model.named_parameters()) if shared else merged_state(self.model)
         self.agent.backend.load_weights(self.step, weights)
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------
+    def dry_run(self) -> dict[str, Any]:
+        """Return the metrics that the first step would have, without making it: no weight changes, nothing is written.
+
+        Give it a config without `save_trajectories`, for what is sampled is written by that.
+        """
+        trajectories, collected = self.collect()
+        experiences = self.credit(trajectories)
+        stats = UpdateStats()
+        stats.note_credit(experiences, self.config.importance_sampling_correction)
+        self.updater.update(self.batches(experiences)[0], self.step, stats, dry=True)
+        return self.measure(trajectories, stats, self.step + 1) | collected
+
+    # -- what is left -------------------------------------------------------------------------------------------
 
     @property
     def prefix(self) -> str:
         """Name of the finished model's folder, as MiniMind's users know it."""
-        if self.config.algo == "sft":
-            return "full_sft"
-        with_tools = self.probe_env is not None and bool(self.probe_env.toolbox.names)
-        return "agent" if with_tools else self.config.algo
+        if self.config.algo in PREFIXES:
+            return PREFIXES[self.config.algo]
+        with_tools = self.sampler is not None and bool(self.sampler.probe_env.toolbox.names)
+        return "agent" if with_tools or getattr(self.dataset, "with_tools", False) else self.config.algo
 
-    def _checkpoint_due(self) -> bool:
-        every = self.config.save_steps
-        return self.step == self.config.max_steps or (every > 0 and self.step % every == 0)
+    def _most_turns(self) -> int:
+        """Return the most turns that an episode may have."""
+        if self.sampler is not None:
+            return self.sampler.probe_env.max_turns
+        return self.dataset.most_turns if isinstance(self.dataset, GroupDataset) else 1
 
     def save(self, tokenizer_folder: Path) -> None:
         """Write a checkpoint and prune old ones."""
         state = {"step": self.step, "tokens_seen": self.tokens_seen}
-        target = self.run.checkpoint_path(self.step)
-        save_checkpoint(target, self.model, tokenizer_folder, self.updater.optimizer, state)
+
+        def fill(folder: Path) -> None:
+            save_checkpoint(folder, self.updater, tokenizer_folder, state)
+            if self.config.sync_ref_model and self.updater.reference is not None:
+                save_reference(self.updater.reference, folder)
+
+        write_aside(self.run.checkpoint_path(self.step), fill)
         self.run.prune(self.config.save_total_limit)
 
     def restore(self, folder: Path, state: dict[str, Any]) -> None:
         """Continue from a checkpoint whose weights the model already holds."""
-        load_optimizer(folder, self.model, self.updater.optimizer)
         self.step, self.tokens_seen = state["step"], state["tokens_seen"]
-        self._sync()
+        load_updater(folder, self.updater, self.step)
+        if self.config.sync_ref_model and self.updater.reference is not None:
+            load_reference(self.updater.reference, folder)
+        self._load_weights()
         self.run.rewind(self.step)
+
+    def _finish(self, tokenizer_folder: Path) -> Path:
+        """Write the finished model, its critic and what inference needs to know; return the model's folder."""
+        final = self.run.path / self.prefix
+        save_pretrained(self.model, tokenizer_folder, final)
+        if self.critic is not None:
+            save_critic(self.critic, tokenizer_folder, self.run.path / CRITIC)
+        lines = self.run.read_metrics()
+        self.run.write_json(HANDOFF, handoff_record(self.config, self.model, self.agent, self.prefix, lines))
+        return final

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..tools.errors import RunError
+from .config_keys import RatioLevel
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios stop here (a ratio of 5e8): past 88 a float32 `exp` is inf, and inf times an advantage of 0 is NaN."""
@@ -20,12 +21,17 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """`loss` `(N,)` with graph; detached: `ratio` `(N,)`, and where clipping took hold, from below or from above."""
+    """`loss` `(N,)` with graph; detached: `ratio` `(N,)`, and where clipping took hold, from below or from above.
+
+    With a critic also its loss, `value_loss` `(N,)` with graph, and where that was clipped.
+    """
 
     loss: Tensor
     clip_low: Tensor
     clip_high: Tensor
     ratio: Tensor
+    value_loss: Tensor | None = None
+    value_clipped: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,12 @@ def grpo_token_loss(
     PPO's clipped surrogate (arXiv:1707.06347 eq. 7) as used by GRPO (arXiv:2402.03300 eq. 3); two bounds as in DAPO
     (arXiv:2503.14476). All arguments `(N,)`; a token's advantage is that of its trajectory.
     """
-    ratio, advantages = _ratio(logprobs, old_logprobs.detach()), _wide(advantages.detach())
+    return clipped_surrogate(_ratio(logprobs, old_logprobs.detach()), advantages, epsilon_low, epsilon_high)
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float) -> TokenLosses:
+    """Return the losses of `grpo_token_loss` from ratios `(N,)` with graph, whatever they are ratios of."""
+    advantages = _wide(advantages.detach())
     clipped = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
     loss = -torch.minimum(ratio * advantages, clipped * advantages)
     ratio = ratio.detach()
@@ -59,6 +70,24 @@ def grpo_token_loss(
         clip_high=(ratio > 1.0 + epsilon_high) & (advantages > 0),
         ratio=ratio,
     )
+
+
+def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, row: Tensor, level: RatioLevel) -> Tensor:
+    """Return for each token `(N,)`, with graph, how much likelier it or its sequence has become; `row`: see TokenBatch.
+
+    "token": `exp(logprobs - old_logprobs)`. "sequence": the geometric mean of these over the sequence, whose gradient
+    each token takes alone (GSPO-token, arXiv:2507.18071, 4.3: of a sequence of equal advantages it adds up to GSPO's
+    own). "product": their product, the ratio of the sequence's probabilities, with its whole gradient (RLOO in TRL).
+    """
+    if level == "token":
+        return _ratio(logprobs, old_logprobs.detach())
+    change = _wide(logprobs) - _wide(old_logprobs.detach())
+    sequences = int(row.max()) + 1 if row.numel() else 0
+    total = change.new_zeros(sequences).index_add(0, row, change)
+    if level == "product":
+        return total[row].clamp(max=MAX_LOG_RATIO).exp()
+    mean = (total / torch.bincount(row, minlength=sequences))[row].detach()
+    return (mean + change - change.detach()).clamp(max=MAX_LOG_RATIO).exp()
 
 
 def cispo_token_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, epsilon_high: float) -> TokenLosses:

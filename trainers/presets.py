@@ -6,9 +6,11 @@ A pinned key defines the algorithm: with another value it would be another algor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+_MOST_NAMES = 3  # of algorithms in an error
 
 LOOP = frozenset({
     "algo", "model", "output_dir", "seed", "max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps",
@@ -44,6 +46,19 @@ CRITIC = ONLINE | frozenset({
 """Keys of PPO."""
 
 
+STORED = frozenset({
+    "num_generations", "dynamic_sampling", "max_resampling", "save_trajectories",
+})  # fmt: skip
+"""Keys that stored trajectories (`trajectories`) leave nothing to say."""
+
+ACTING = frozenset({
+    "env_args", "temperature", "max_cache_tokens", "layers", "chat_template_kwargs", "thinking_ratio",
+    "reward_weights", "reward_model", "normalize_scores", "score_clip",
+    "eval_tasks", "eval_env_args",
+})  # fmt: skip
+"""Keys of how the policy acts and is paid; with `trajectories` evaluations alone read them."""
+
+
 @dataclass(frozen=True)
 class Preset:
     """One algorithm: `values` over the defaults, `reads` (keys it acts on), `pinned` (key of `values` -> why)."""
@@ -72,7 +87,6 @@ PRESETS: Mapping[str, Preset] = {
             "averaging": "token_mean",
             "epsilon_high": 0.28,
             "dynamic_sampling": True,
-            "overlong_buffer": None,
         },
         reads=CLIPPED,
         pinned={
@@ -102,6 +116,7 @@ PRESETS: Mapping[str, Preset] = {
             "beta": 0.05,
             "kl_in": "reward",
             "kl_estimator": "k1",
+            "importance_sampling_level": "product",
         },
         reads=CLIPPED,
     ),
@@ -113,11 +128,36 @@ PRESETS: Mapping[str, Preset] = {
             "kl_in": "reward",
             "kl_estimator": "k1",
         },
-        reads=CLIPPED,
+        reads=CLIPPED - {"min_group_size", "dynamic_sampling", "max_resampling"},  # no group is its baseline
         pinned={"scale_rewards": "the whole batch is the baseline, arXiv:2501.03262"},
     ),
     "ppo": Preset(values={"averaging": "token_mean", "num_generations": 1}, reads=CRITIC),
 }
+
+
+_OFF = (None, 0, False, "none")
+_BEHIND: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "lora_r": (
+        ("lora_alpha", "lora_dropout", "lora_target_modules"),
+        "lora_r is none, so there is no adapter; with a rank it would be read",
+    ),
+    "beta": (
+        ("kl_estimator", "kl_in", "sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"),
+        "beta is 0, so no KL counts; with a weight above 0 it would be read",
+    ),
+    "sync_ref_model": (
+        ("ref_model_sync_steps", "ref_model_mixup_alpha"),
+        "sync_ref_model is false, so the reference stays what it is",
+    ),
+    "importance_sampling_correction": (
+        ("importance_sampling_cap",),
+        "importance_sampling_correction is none, so nothing is capped",
+    ),
+    "dynamic_sampling": (("max_resampling",), "dynamic_sampling is false, so no group is sampled anew"),
+    "eval_steps": (("eval_tasks", "eval_env_args"), "eval_steps is 0, so nothing is evaluated"),
+    "debug_mode": (("debug_interval",), "debug_mode is false, so no samples are written"),
+}
+"""A key that may be off -> the keys that are read only where it is on, and why they are not."""
 
 
 def unread(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, str]:
@@ -126,13 +166,38 @@ def unread(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, st
     reasons = {}
     for key in fields.keys() - PRESETS[algo].reads:
         readers = [name for name, preset in PRESETS.items() if key in preset.reads]
-        reasons[key] = f"--algo {algo} does not read it; {' and '.join(readers)} would"
-    if values.get("lora_r") is None:
-        for key in ("lora_alpha", "lora_dropout", "lora_target_modules"):
-            reasons.setdefault(key, "lora_r is none, so there is no adapter; with a rank it would be read")
+        reasons[key] = f"--algo {algo} does not read it; {_few(readers)} would"
+    for switch, (keys, why) in _BEHIND.items():
+        if values.get(switch) in _OFF:
+            for key in keys:
+                reasons.setdefault(key, why)
+    if not _is_scored(values):
+        for key in ("normalize_scores", "score_clip"):
+            reasons.setdefault(key, "no reward model or function scores; with one of them it would be read")
+    for key, why in _idle_offline(values):
+        reasons.setdefault(key, why)
+    if values.get("critic_backbone") == "shared":
+        reasons.setdefault("critic_model", "critic_backbone is shared, the critic reads the policy's layers")
     if values.get("lr_scheduler_type") == "constant":
         reasons["min_lr_ratio"] = "a constant learning rate never falls; linear and cosine would read it"
     return reasons
+
+
+def _idle_offline(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the keys that are of sampling alone where episodes are stored (`trajectories`), each with the reason."""
+    if values.get("trajectories") is None:
+        return
+    for key in STORED:
+        yield key, "trajectories are stored: their groups are as they were sampled"
+    if values.get("env") is not None:
+        return
+    why = (
+        "trajectories are stored, each counts at the temperature it was sampled at and with what it earned; and "
+        "without an env for evaluations nothing is sampled"
+    )
+    yield from ((key, why) for key in ACTING)
+    if values.get("averaging") != "constant" and values.get("overlong_buffer") is None:
+        yield "max_completion_length", "trajectories are stored, they are as long as they are"
 
 
 def unpinned(values: Mapping[str, Any]) -> dict[str, str]:
@@ -144,6 +209,17 @@ def unpinned(values: Mapping[str, Any]) -> dict[str, str]:
         wanted = preset.values[key]
         if values.get(key, wanted) != wanted:
             free = [name for name, other in PRESETS.items() if key in other.reads and key not in other.pinned]
-            others = f" {' and '.join(free)} leave it open." if free else ""
+            others = f" {_few(free)} leave it open." if free else ""
             reasons[key] = f"--algo {algo} pins it to {wanted!r} ({why}), came {values[key]!r}.{others}"
     return reasons
+
+
+def _is_scored(values: Mapping[str, Any]) -> bool:
+    """Whether something but the env scores: a reward model, or what is named as `module:function`."""
+    weights = values.get("reward_weights")
+    return values.get("reward_model") is not None or (isinstance(weights, Mapping) and any(":" in n for n in weights))
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return up to three names; "..." stands for the others."""
+    return " and ".join(names) if len(names) <= _MOST_NAMES else ", ".join([*names[:_MOST_NAMES], "..."])

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..tools.errors import DataError
 
-_PANELS = {"reward": "mean reward", "success": "success", "loss": "loss"}
+_PANELS = {"reward": "mean reward", "success": "success", "eval/success": "held-out success", "loss": "loss"}
 _SMOOTHED_OVER = 20  # the mean line spans 1/20 of the run
 _INK, _RAW, _LINE = "#222222", "#9db8d9", "#1f5fa8"
 
@@ -17,14 +17,14 @@ _INK, _RAW, _LINE = "#222222", "#9db8d9", "#1f5fa8"
 def reward_curve(run: Path, png: Path) -> None:
     """Draw `RUN/metrics.jsonl` into `png`: reward and success over the steps, or the loss where nothing is rewarded.
 
-    The bold line is a trailing mean over a twentieth of the run. Raises DataError when there are no metrics, or the
-    picture cannot be written.
+    Success on held-out tasks has a panel of its own. The bold line is a trailing mean over a twentieth of the run.
+    Raises DataError when there are no metrics, or the picture cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     lines = _read_metrics(run / "metrics.jsonl")
-    names = [name for name in ("reward", "success") if any(name in line for line in lines)] or ["loss"]
+    names = [name for name in _PANELS if name != "loss" and any(name in line for line in lines)] or ["loss"]
     figure = Figure(figsize=(8, 1 + 2.6 * len(names)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
@@ -57,7 +57,7 @@ def _draw(panel: Any, name: str, points: list[tuple[int, float]]) -> None:
     smooth = trailing_mean(values, window)
     panel.plot(steps, smooth, color=_LINE, linewidth=2.2, label=f"mean of {window} steps" if window > 1 else None)
     panel.annotate(
-        f"{smooth[-1]:.1%}" if name == "success" else f"{smooth[-1]:.3g}",
+        f"{smooth[-1]:.1%}" if name.endswith("success") else f"{smooth[-1]:.3g}",
         (steps[-1], smooth[-1]),
         xytext=(6, 0),
         textcoords="offset points",
@@ -67,7 +67,7 @@ def _draw(panel: Any, name: str, points: list[tuple[int, float]]) -> None:
     if len(values) == 1:
         panel.plot(steps, values, "o", color=_LINE)
     panel.set_ylabel(_PANELS[name], color=_INK)
-    if name == "success":
+    if name.endswith("success"):
         panel.set_ylim(-0.03, 1.03)
         panel.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     panel.grid(True, color="#e6e6e6", linewidth=0.8)
@@ -98,4 +98,5 @@ def _title(run: Path) -> str:
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]
     except (OSError, ValueError, KeyError):
         return run.name
-    return ", ".join([config["algo"], config.get("env") or Path(config.get("data") or run).name])
+    source = config.get("env") or Path(config.get("data") or config.get("trajectories") or run).name
+    return ", ".join([config["algo"], source])

@@ -3,65 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..agents.backend import derive_seed
-from ..agents.models import adapter_off, has_adapter
+from ..agents.models import adapter_off, has_adapter, trainable_parameters
 from ..agents.models.contract import LanguageModel
 from ..tools.errors import ConfigError, RunError
 from .algorithm import Algorithm, TokenBatch
-from .annotate import Compute, correct_gap, token_numbers
+from .annotate import Compute, correct_gap, token_numbers, with_end
 from .batch import MicroBatch, Row, micro_batches
 from .config import TrainConfig
+from .critic import Critic
 from .experience import Experience
-from .losses import BatchCounts, aggregate, kl_estimate
-from .policy import policy_logprobs
+from .losses import BatchCounts, TokenLosses, aggregate, kl_estimate
+from .policy import hidden_states, logprobs_of, policy_logprobs
+from .update_stats import UpdateStats
+
+Share = Callable[[Tensor], Tensor]
+"""From numbers of a micro-batch's tokens (N,) to its share of their average over the whole optimizer batch."""
 
 
-@dataclass(slots=True)
-class UpdateStats:
-    """Sums over the tokens of an update, from which the metrics are made."""
-
-    tokens: int = 0
-    loss: float = 0.0  # sum over optimizer steps
-    steps: int = 0
-    grad_norm: float = 0.0  # sum over optimizer steps
-    entropy: float = 0.0
-    kl: float = 0.0
-    clip_low: int = 0
-    clip_high: int = 0
-    ratio_min: float = math.inf
-    ratio_max: float = -math.inf
-    gap_sum: float = 0.0  # |current - sampler's log-prob| of tokens before the first optimizer step
-    gap_max: float = 0.0
-    gap_tokens: int = 0
-
-    def metrics(self) -> dict[str, float]:
-        """Return the means under TRL's names, over the tokens that were computed (see `Updater._gradient`)."""
-        tokens, steps = max(self.tokens, 1), max(self.steps, 1)
-        values = {"loss": self.loss / steps, "grad_norm": self.grad_norm / steps}
-        if self.tokens:  # where no token was computed there is no entropy, which is not an entropy of 0
-            values["entropy"] = self.entropy / tokens
-        if self.gap_tokens:
-            values |= {
-                "clip_ratio/low_mean": self.clip_low / tokens,
-                "clip_ratio/high_mean": self.clip_high / tokens,
-                "clip_ratio/region_mean": (self.clip_low + self.clip_high) / tokens,
-                "sampling/sampling_logp_difference/mean": self.gap_sum / self.gap_tokens,
-                "sampling/sampling_logp_difference/max": self.gap_max,
-                "sampling/importance_sampling_ratio/min": self.ratio_min,
-                "sampling/importance_sampling_ratio/max": self.ratio_max,
-            }
-        return values
+class NonFiniteError(RunError):
+    """A loss or a gradient is not finite; the update was not made."""
 
 
 class Updater:
-    """Owns optimizer and learning-rate schedule of a model.
+    """Owns optimizer and learning-rate schedule of a model, and of its critic.
 
     Args:
         model: trained in place, as far as its parameters require a gradient; the rest is left alone.
@@ -69,8 +42,10 @@ class Updater:
         config: optimizer, schedule, averaging.
         reference: frozen model of the KL term; goes with `beta` > 0, unless an adapter switched off is the reference.
         max_tokens: most trainable tokens a trajectory may have (the constant of averaging `constant`).
+        critic: the value model; goes with an algorithm that has one.
 
-    Raises ConfigError when `beta` and `reference` do not go together, and when every parameter is frozen.
+    `named`: every trained parameter, those of the critic as `critic.NAME`. Raises ConfigError when `beta` and
+    `reference` do not go together, nor algorithm and critic, and when every parameter of the model is frozen.
     """
 
     def __init__(
@@ -80,63 +55,97 @@ class Updater:
         config: TrainConfig,
         reference: LanguageModel | None = None,
         max_tokens: int = 1,
+        critic: Critic | None = None,
     ) -> None:
         if (config.beta > 0 and not has_adapter(model)) != (reference is not None):
             raise ConfigError(
                 f"beta is {config.beta} and the reference model is {type(reference).__name__}: one needs the other, "
                 "but a model with an adapter is its own reference"
             )
+        if algorithm.critic != (critic is not None):
+            raise ConfigError(f"algo {config.algo!r} and the critic {type(critic).__name__} do not go together")
         self.model, self.algorithm, self.config = model, algorithm, config
-        self.reference, self.max_tokens = reference, max_tokens
+        self.reference, self.max_tokens, self.critic = reference, max_tokens, critic
         self.device = model.head_weight.device
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not self.parameters:
+        policy = trainable_parameters(model)
+        if not policy:
             raise ConfigError("no parameter of the model requires a gradient, so there is nothing to train")
+        values = {} if critic is None else trainable_parameters(critic)
+        self.named = policy | {f"critic.{name}": parameter for name, parameter in values.items()}
+        self.parameters, self.critic_parameters = list(policy.values()), list(values.values())
         self.kl_in_loss = config.beta > 0 and config.kl_in == "loss"
         self.everything_teaches = self.kl_in_loss or config.entropy_coef > 0 or algorithm.critic
+        groups = _groups(self.parameters, config.learning_rate, config.weight_decay)
+        peak = config.learning_rate if config.critic_learning_rate is None else config.critic_learning_rate
+        groups += _groups(self.critic_parameters, peak, config.weight_decay)
         self.optimizer = torch.optim.AdamW(
-            _decay_groups(model, config.weight_decay),
-            lr=config.learning_rate,
+            groups,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_epsilon,
             fused=True,  # reads and writes every number once
         )
 
-    def learning_rate(self, step: int) -> float:
+    def moved(self, steps: int) -> dict[str, nn.Parameter]:
+        """Return the parameters that the first `steps` steps have trained, by name: those the optimizer knows."""
+        alone = steps <= self.config.critic_warmup_steps
+        return {name: p for name, p in self.named.items() if not alone or name.startswith("critic.")}
+
+    def learning_rate(self, step: int, peak: float | None = None) -> float:
         """Return the learning rate of step `step` (0-based): linear warm-up, then constant, linear or cosine.
 
-        Step `warmup_steps` has the peak; the fall ends at `min_lr_ratio` of it at `max_steps`, one past the last step.
+        Step `warmup_steps` has the peak, the policy's by default; the fall ends at `min_lr_ratio` of it at `max_steps`,
+        one past the last step.
         """
         config = self.config
+        peak = config.learning_rate if peak is None else peak
         if step < config.warmup_steps:
-            return config.learning_rate * (step + 1) / config.warmup_steps
+            return peak * (step + 1) / config.warmup_steps
         if config.lr_scheduler_type == "constant":
-            return config.learning_rate
+            return peak
         done = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
         shape = 1 - done if config.lr_scheduler_type == "linear" else 0.5 * (1 + math.cos(math.pi * done))
-        return config.learning_rate * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
+        return peak * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
 
-    def update(self, mini_batches: Sequence[Sequence[Row]], step: int, stats: UpdateStats) -> None:
-        """Make one optimizer step for each mini-batch and add to `stats`.
+    def update(
+        self, mini_batches: Sequence[Sequence[Row]], step: int, stats: UpdateStats, *, dry: bool = False
+    ) -> bool:
+        """Make one optimizer step for each mini-batch of a pass, and add to `stats`; return whether to go on.
 
-        Raises RunError on a loss or gradient that is not finite, before it touches weights or optimizer.
+        False when the KL to the policy of the step's beginning is above `early_stop_kl` on a mini-batch: neither that
+        one nor those behind it are used. The first of a step is always used. In the first `critic_warmup_steps` the
+        policy is left alone. Norms of policy and critic are clipped apart, so neither damps the other; a shared
+        critic's own parameters are its head. A `dry` update is measured and not made.
+
+        Raises NonFiniteError on a loss or gradient that is not finite, before it touches weights or optimizer.
         """
+        config = self.config
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(step)
-        if self.config.lora_dropout > 0:
-            torch.manual_seed(derive_seed(self.config.seed, "dropout", step))  # a resumed run drops the same
+            group["lr"] = self.learning_rate(step, group["peak"])
+        if config.lora_dropout > 0:
+            torch.manual_seed(derive_seed(config.seed, "dropout", step))  # a resumed run drops the same
+        warming = step < config.critic_warmup_steps
         for rows in mini_batches:
-            loss = self._gradient(rows, stats)
-            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise RunError(
-                    f"step {step}: the loss is {loss} and the gradient norm {norm}; this update was not made. Lower "
-                    "learning_rate or max_grad_norm, or look at the step's trajectories"
+            loss = self._gradient(rows, stats, warming=warming)
+            kl = stats.end_batch(debug=config.debug_log_ratio)
+            if config.early_stop_kl is not None and stats.steps > 0 and kl > config.early_stop_kl:
+                return False
+            clip = torch.nn.utils.clip_grad_norm_
+            norm = float(clip(self.parameters, config.max_grad_norm))
+            critic_norm = float(clip(self.critic_parameters, config.max_grad_norm))
+            if not all(math.isfinite(number) for number in (loss, norm, critic_norm)):
+                raise NonFiniteError(
+                    f"step {step}: the loss is {loss} and the gradient norm {norm + critic_norm}; this update was not "
+                    "made. Lower learning_rate or max_grad_norm, or look at the step's trajectories"
                 )
-            self.optimizer.step()
+            if not dry:
+                self.optimizer.step()
             stats.loss += loss
             stats.grad_norm += norm
+            stats.value_grad_norm += critic_norm
             stats.steps += 1
+            stats.critic_steps += self.critic is not None
+            stats.passes += 1 / len(mini_batches)
+        return True
 
     def annotate(self, experiences: Sequence[Experience]) -> None:
         """Compute what credit and loss need to know of a step's experiences before the first update."""
@@ -154,11 +163,26 @@ class Updater:
             found = numbers(self._reference_logprobs)
             for experience, logprobs in zip(experiences, found, strict=True):
                 experience.ref_logprobs = logprobs
+        if self.critic is not None:
+            self._annotate_values(experiences, self.critic)
 
-    def _gradient(self, rows: Sequence[Row], stats: UpdateStats) -> float:
-        """Set the gradients of one optimizer batch and return its loss."""
-        for parameter in self.parameters:
-            parameter.grad = torch.zeros_like(parameter)  # an update without trainable tokens is a step of gradient 0
+    def _annotate_values(self, experiences: Sequence[Experience], critic: Critic) -> None:
+        """Set `values`, and of cut-off episodes the value after their last token."""
+        goes_on = [e.trajectory.truncated and bool(e.trajectory.current_ids) for e in experiences]
+        asked = [with_end(e) if cut else e for e, cut in zip(experiences, goes_on, strict=True)]
+        found = token_numbers(
+            asked, lambda batch: critic.values(batch, self.model), self.config.micro_batch_tokens, self.device
+        )
+        for experience, values, cut in zip(experiences, found, goes_on, strict=True):
+            experience.value_after = values.pop() if cut else 0.0
+            experience.values = values
+
+    def _gradient(self, rows: Sequence[Row], stats: UpdateStats, *, warming: bool) -> float:
+        """Set the gradients of one optimizer batch and return its loss; while `warming` the policy gets none."""
+        for parameter in self.parameters:  # an update without trainable tokens is a step of gradient 0
+            parameter.grad = None if warming else torch.zeros_like(parameter)
+        for parameter in self.critic_parameters:
+            parameter.grad = torch.zeros_like(parameter)
         lengths = torch.zeros(max((row.trajectory for row in rows), default=0) + 1, device=self.device)
         for row in rows:
             lengths[row.trajectory] += len(row.places)
@@ -170,7 +194,11 @@ class Updater:
         total = 0.0
         self.model.train()  # a router is to be balanced, dropout of adapters to act: here alone
         for batch in batches:
-            loss = self._loss(batch, counts, lengths, stats)
+
+            def share(values: Tensor, batch: MicroBatch = batch) -> Tensor:
+                return aggregate(values, batch.trajectory, counts, self.config.averaging, lengths)
+
+            loss = self._loss(batch, share, stats, warming=warming)
             router = self.model.router_loss()
             if router is not None:  # an average over the tokens that went through it
                 loss = loss + router * (self.model.config.router_aux_loss_coef * batch.ids.numel() / computed)
@@ -179,32 +207,42 @@ class Updater:
         self.model.eval()
         return total
 
-    def _loss(self, batch: MicroBatch, counts: BatchCounts, lengths: Tensor, stats: UpdateStats) -> Tensor:
-        """Return a micro-batch's share of the optimizer batch's loss."""
+    def _loss(self, batch: MicroBatch, share: Share, stats: UpdateStats, *, warming: bool) -> Tensor:
+        """Return a micro-batch's share of the optimizer batch's loss: the policy's, and the critic's by `vf_coef`."""
+        with torch.set_grad_enabled(not warming):
+            hidden = hidden_states(self.model, batch)
+            logprobs, entropy = logprobs_of(self.model, hidden, batch, entropy_grad=self.config.entropy_coef > 0)
+        tokens = TokenBatch(logprobs, batch.old_logprobs, batch.advantages, batch.row)
+        if self.critic is not None:
+            values = self.critic.values(batch, self.model, hidden)
+            tokens = replace(tokens, values=values, old_values=batch.values, returns=batch.returns)
+        token = self.algorithm.loss(tokens)
+        loss = policy_loss = share(self._policy_terms(batch, token, logprobs, entropy, stats))
+        if token.value_loss is not None:
+            value_loss = share(token.value_loss)
+            loss = self.config.vf_coef * value_loss + (0.0 if warming else policy_loss)
+            stats.policy_loss += float(policy_loss.detach())
+            stats.value_loss += float(value_loss.detach())
+        return loss
+
+    def _policy_terms(
+        self, batch: MicroBatch, token: TokenLosses, logprobs: Tensor, entropy: Tensor, stats: UpdateStats
+    ) -> Tensor:
+        """Return what each token (N,) costs the policy: its loss, weighted, with KL and entropy where they count."""
         config = self.config
-        logprobs, entropy = policy_logprobs(self.model, batch, entropy_grad=config.entropy_coef > 0)
-        token = self.algorithm.loss(TokenBatch(logprobs, batch.old_logprobs, batch.advantages, batch.row))
         values = token.loss * batch.weights
         if self.kl_in_loss:
             kl = kl_estimate(logprobs, self._reference_logprobs(batch), config.kl_estimator)
             values = values + config.beta * kl
             stats.kl += float(kl.detach().sum())
+            stats.kl_tokens += len(kl)
         if config.entropy_coef > 0:
             values = values - config.entropy_coef * entropy
-        entropy = entropy.detach()
         stats.tokens += len(values)
-        stats.entropy += float(entropy.sum())
+        stats.entropy += float(entropy.detach().sum())
         if self.algorithm.online:
-            stats.clip_low += int(token.clip_low.sum())
-            stats.clip_high += int(token.clip_high.sum())
-            stats.ratio_min = min(stats.ratio_min, float(token.ratio.min()))
-            stats.ratio_max = max(stats.ratio_max, float(token.ratio.max()))
-            if stats.steps == 0:
-                gap = (logprobs.detach() - batch.old_logprobs).abs()
-                stats.gap_sum += float(gap.sum())
-                stats.gap_max = max(stats.gap_max, float(gap.max()))
-                stats.gap_tokens += len(gap)
-        return aggregate(values, batch.trajectory, counts, self.config.averaging, lengths)
+            stats.note_tokens(token, logprobs.detach() - batch.old_logprobs)
+        return values
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
@@ -214,9 +252,8 @@ class Updater:
             return policy_logprobs(model, batch)[0]
 
 
-def _decay_groups(model: LanguageModel, weight_decay: float) -> list[dict[str, object]]:
+def _groups(parameters: Sequence[nn.Parameter], peak: float, weight_decay: float) -> list[dict[str, Any]]:
     """Return AdamW's groups: matrices decay, norms and biases do not (a norm of 0 would switch its channel off)."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices, vectors = ([p for p in trained if (p.dim() >= 2) == wide] for wide in (True, False))
+    matrices, vectors = ([p for p in parameters if (p.dim() >= 2) == wide] for wide in (True, False))
     groups = ((matrices, weight_decay), (vectors, 0.0))
-    return [{"params": params, "weight_decay": decay} for params, decay in groups if params]
+    return [{"params": params, "weight_decay": decay, "lr": peak, "peak": peak} for params, decay in groups if params]

@@ -34,18 +34,11 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32, device: s
     for (every difference is listed: ten, then a count), or when memory runs out; then nothing is loaded.
     """
     path = Path(folder)
-    config = ModelConfig.from_folder(path)
-    with torch.device("meta"):
-        model = Decoder(config)
+    model = outline(path)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    files = _files(path)
-    found = {name: shape for file in files for name, shape in _shapes(file).items()}
-    if config.tie_word_embeddings:
-        found.pop(_TIED_HEAD, None)  # some files store the embedding a second time
-    _compare(path, wanted, found)
     weights: dict[str, Tensor] = {}
     try:
-        for file in files:
+        for file in weight_files(path):
             weights |= _read(file, set(wanted), dtype, torch.device(device))
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
@@ -56,6 +49,23 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32, device: s
             "Take bfloat16, a smaller model or a larger machine."
         ) from error
     model.load_state_dict(weights, assign=True)
+    return model.eval()
+
+
+def outline(folder: str | Path) -> Decoder:
+    """Return the decoder of a folder without its weights (they are on the meta device): headers are read, no tensor.
+
+    Raises ModelError as `load_model` does, but for memory.
+    """
+    path = Path(folder)
+    config = ModelConfig.from_folder(path)
+    with torch.device("meta"):
+        model = Decoder(config)
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = weight_shapes(path)
+    if config.tie_word_embeddings:
+        found.pop(_TIED_HEAD, None)  # some files store the embedding a second time
+    _compare(path, wanted, found)
     return model.eval()
 
 
@@ -80,8 +90,11 @@ def write_json(file: Path, data: object) -> None:
     file.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _files(folder: Path) -> list[Path]:
-    """Return the weight files of a folder: the single one, or those that the index names."""
+def weight_files(folder: Path) -> list[Path]:
+    """Return the weight files of a folder: the single one, or those that the index names.
+
+    Raises ModelError when there is none, and naming those of the index that are not there.
+    """
     single, index = folder / WEIGHTS, folder / INDEX
     if single.is_file():
         return [single]
@@ -95,6 +108,14 @@ def _files(folder: Path) -> list[Path]:
     if missing:
         raise ModelError(f"{folder}: {INDEX} names files that are not there: {_listed(missing)}. Fetch them again.")
     return files
+
+
+def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every weight of a folder, from the headers of its files.
+
+    Raises ModelError for a file that is not whole, and for weights that are no floats.
+    """
+    return {name: shape for file in weight_files(folder) for name, shape in _shapes(file).items()}
 
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:

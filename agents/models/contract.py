@@ -131,7 +131,16 @@ class LanguageModel(Protocol):
         ...
 
 
-def check_vocabulary(tokenizer_size: int, config: LanguageConfig, where: str) -> None:
+class HasVocabulary(Protocol):
+    """What knows how many ids a model takes: a config, or the facts of a folder."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids the model takes: 0 to this, exclusive."""
+        ...
+
+
+def check_vocabulary(tokenizer_size: int, config: HasVocabulary, where: str) -> None:
     """Raise ModelError when a tokenizer (its size: highest id + 1) has ids that the model's embedding has not."""
     if tokenizer_size > config.vocab_size:
         raise ModelError(

@@ -151,14 +151,9 @@ def save_any(model: LanguageModel, folder: str | Path) -> None:
         raise TypeError(f"wanted a Decoder or a ForeignModel, got {type(model).__name__}")
 
 
-def _open(path: Path, dtype: torch.dtype) -> Any:
-    """Open the folder with transformers and our attention; raises ModelError for all that a config can tell."""
-    from transformers import (
-        CONFIG_MAPPING,
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        AutoConfig,
-        AutoModelForCausalLM,
-    )
+def read_foreign_config(path: Path) -> Any:
+    """Return the config of a folder as transformers reads it; raises ModelError for all that a config can tell."""
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     where = path / "config.json"
     if not where.is_file():
@@ -175,6 +170,14 @@ def _open(path: Path, dtype: torch.dtype) -> Any:
     refuse_unsupported(config, str(where))
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"{where}: model_type {kind!r} has no causal language model in transformers.")
+    return config
+
+
+def _open(path: Path, dtype: torch.dtype) -> Any:
+    """Open the folder with transformers and our attention."""
+    from transformers import AutoModelForCausalLM
+
+    config = read_foreign_config(path)
     register()
     with _foreign_code(path, "transformers does not open it with our attention"):
         opened, report = AutoModelForCausalLM.from_pretrained(

@@ -7,9 +7,7 @@ by the path that a downloaded model takes.
 from __future__ import annotations
 
 import math
-import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +20,7 @@ from ...tools.errors import ModelError
 from .checkpoint import save_model, write_json
 from .config import ModelConfig
 from .decoder import Decoder
+from .folder import new_folder
 
 PAD, END = "<|endoftext|>", "<|im_end|>"
 SPECIAL = (PAD, "<|im_start|>", END)
@@ -51,38 +50,28 @@ def init_model(  # noqa: PLR0913 - the shape of a model, spelled out with its de
     `vocab_size` is the most there can be; few texts give fewer tokens. The same arguments give the same bytes.
     The folder appears whole or not at all. Raises ModelError when it is there and not empty, or on a wrong size.
     """
-    target = Path(folder).resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ModelError(f"{target}: is there already and not an empty folder. Name another one, or remove it.")
     if num_attention_heads < 1 or hidden_size % num_attention_heads:
         raise ModelError(f"hidden_size={hidden_size} is no multiple of num_attention_heads={num_attention_heads}.")
-    tokenizer = train_tokenizer(texts, vocab_size)
-    config = ModelConfig.from_dict(
-        {
-            "model_type": "qwen3",
-            "vocab_size": tokenizer.get_vocab_size(),
-            "hidden_size": hidden_size,
-            "intermediate_size": intermediate_size,
-            "num_hidden_layers": num_hidden_layers,
-            "num_attention_heads": num_attention_heads,
-            "num_key_value_heads": num_key_value_heads,
-            "head_dim": hidden_size // num_attention_heads,
-            "max_position_embeddings": max_position_embeddings,
-            "tie_word_embeddings": True,
-            "eos_token_id": tokenizer.token_to_id(END),
-        },
-        where="init_model",
-    )
-    aside = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)  # left by a crash
-    try:
+    with new_folder(Path(folder)) as aside:
+        tokenizer = train_tokenizer(texts, vocab_size)
+        config = ModelConfig.from_dict(
+            {
+                "model_type": "qwen3",
+                "vocab_size": tokenizer.get_vocab_size(),
+                "hidden_size": hidden_size,
+                "intermediate_size": intermediate_size,
+                "num_hidden_layers": num_hidden_layers,
+                "num_attention_heads": num_attention_heads,
+                "num_key_value_heads": num_key_value_heads,
+                "head_dim": hidden_size // num_attention_heads,
+                "max_position_embeddings": max_position_embeddings,
+                "tie_word_embeddings": True,
+                "eos_token_id": tokenizer.token_to_id(END),
+            },
+            where="init_model",
+        )
         save_model(random_decoder(config, seed), aside)
         _save_tokenizer(tokenizer, aside, max_position_embeddings)
-        os.replace(aside, target)
-    except OSError as error:
-        raise ModelError(f"{target}: cannot write: {error.strerror or error}. Name another folder.") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def random_decoder(config: ModelConfig, seed: int = 0) -> Decoder:

@@ -71,6 +71,12 @@ def apply_lora(
     config.target_modules = set(names)
 
 
+def check_targets(model: Model, target_modules: Targets) -> int:
+    """Return how many matrices `target_modules` means, the model unchanged. Raises ConfigError as `apply_lora` does."""
+    _peft()
+    return len(_matrices(_bare(model), target_modules)[1])
+
+
 def has_adapter(model: Model) -> bool:
     """Tell whether the model carries adapters."""
     return any(True for _ in _layers(model))

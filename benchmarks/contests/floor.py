@@ -21,7 +21,8 @@ from gymtune.trainers import TrainConfig
 from gymtune.trainers.batch import make_rows
 from gymtune.trainers.experience import experiences_of
 from gymtune.trainers.grpo import GRPO
-from gymtune.trainers.update import Updater, UpdateStats
+from gymtune.trainers.update import Updater
+from gymtune.trainers.update_stats import UpdateStats
 
 from .ceilings import COLD_BYTES, Ceilings
 from .counting import (

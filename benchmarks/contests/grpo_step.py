@@ -29,7 +29,7 @@ from gymtune.tools.messages import user
 from gymtune.trainers import TrainConfig
 from gymtune.trainers.loop import Trainer
 from gymtune.trainers.run_folder import RunFolder
-from gymtune.trainers.update import UpdateStats
+from gymtune.trainers.update_stats import UpdateStats
 
 from .groups import GROUPS, NEW_TOKENS, PROMPTS, SAMPLES
 from .harness import Result, Settings, compete, results
@@ -76,10 +76,9 @@ class Ours:
         """Take a step, as `Trainer.train` does, without its report."""
         trainer = self.trainer
         began = perf_counter()
-        trajectories = trainer.collect()
+        trajectories, _ = trainer.collect()
         sampled = perf_counter()
-        advantages = trainer.credit(trajectories)
-        for mini_batches in trainer.batches(trajectories, advantages):
+        for mini_batches in trainer.batches(trainer.credit(trajectories)):
             trainer.updater.update(mini_batches, trainer.step, UpdateStats())
         trainer.step += 1
         trainer.agent.backend.load_weights(trainer.step, dict(trainer.model.named_parameters()))

@@ -9,7 +9,8 @@ from gymtune.trainers import TrainConfig
 from gymtune.trainers.batch import make_rows
 from gymtune.trainers.experience import experiences_of
 from gymtune.trainers.sft import SFT
-from gymtune.trainers.update import Updater, UpdateStats
+from gymtune.trainers.update import Updater
+from gymtune.trainers.update_stats import UpdateStats
 
 from .env_steps import ENV
 from .harness import Result, Settings, compete, rate

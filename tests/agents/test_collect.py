@@ -75,7 +75,7 @@ def test_a_whole_collection_holds_each_episode_once_and_its_config_beside_it(tmp
     assert record["gymtune"] == __version__
     assert record["config"] == {
         "env": ENV, "env_args": {}, "agent": "scripted", "model": None, "n": 6, "num_generations": 2, "seed": 0,
-        "sampling": None, "reward_weights": {}, "reward_model": None,
+        "sampling": None, "reward_weights": {}, "reward_model": None, "chat_template_kwargs": {},
     }  # fmt: skip
 
 

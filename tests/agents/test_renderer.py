@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gymtune.agents import Renderer
-from gymtune.tools.errors import ModelError
+from gymtune.tools.errors import ConfigError, ModelError
 
 QWEN = """
 {%- if tools %}<|im_start|>system
@@ -57,6 +57,28 @@ REFUSES_TOOLS = PLAIN.replace(
 REWRITES = PLAIN.replace("{{ m.content }}", "{{ m.content if loop.last else m.content + ' (old)' }}")
 COUNTS = "{{ messages | length }} messages\n" + PLAIN
 NO_END = PLAIN.replace("<|im_end|>", "{{ '<|im_end|>' if loop.last }}")
+
+TURNS = """{% for m in messages %}
+{%- if m.role == 'tool' %}{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
+<tool_response>
+{{ m.content }}
+</tool_response>{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
+{% endif %}
+{%- elif m.role == 'assistant' %}<|im_start|>assistant
+<think>
+{{ m.reasoning_content or '' }}
+</think>
+
+{{ m.content }}<|im_end|>
+{% else %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+"""
+MINIMIND = TURNS + "{% if open_thinking is true %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+"""As MiniMind's: every turn of the assistant has a thinking span, the generation prompt opens it or closes it."""
+
+QWEN3 = TURNS + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+"""As Qwen3's: the generation prompt is silent, or closes the thinking."""
 
 USER = {"role": "user", "content": "What is 12 + 30?"}
 TOOLS = [{"type": "function", "function": {"name": "calculator", "description": "d", "parameters": {"type": "object"}}}]
@@ -308,9 +330,64 @@ def test_a_renderer_changes_no_tokenizer_and_its_fingerprint_names_what_it_rende
     mine = deepcopy(tokenizer)
     plain, own = Renderer(mine, chat_template=PLAIN), Renderer(mine)
     assert mine.chat_template == tokenizer.chat_template
-    options = Renderer(mine, template_options={"think": True})
-    assert len({plain.fingerprint, own.fingerprint, options.fingerprint}) == 3
+    assert plain.fingerprint != own.fingerprint
     assert own.fingerprint == Renderer(tokenizer).fingerprint
+    assert make(tokenizer, MINIMIND).fingerprint == make(tokenizer, MINIMIND).thinking(True).fingerprint
+
+
+# -- arguments of the template -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "is_open", "begins"),
+    [
+        (MINIMIND, True, "<think>\n"),
+        (MINIMIND, False, "<think>\n\n</think>\n\n"),
+        (QWEN3, True, ""),
+        (QWEN3, False, "<think>\n\n</think>\n\n"),
+    ],
+    ids=["minimind open", "minimind closed", "qwen3 open", "qwen3 closed"],
+)
+def test_an_episode_is_the_template_told_to_think_or_not(tokenizer, template, is_open, begins):
+    """Prompt, sampled turn and delta together are what the template makes of the whole; no token is rewritten."""
+    renderer = make(tokenizer, template).thinking(is_open)
+    thought = "12 and 30" if is_open else ""
+    whole = f"<think>\n{thought}\n</think>\n\nI add."
+    prompt = renderer.prompt([USER])
+    assert text_of(renderer, prompt).endswith(f"<|im_start|>assistant\n{begins}")
+    assert renderer.thinking_open == begins.endswith("<think>\n")
+    sampled = renderer.tokenizer.encode(whole.removeprefix(begins), add_special_tokens=False) + [renderer.stop_ids[0]]
+    history = [*prompt, *sampled, *renderer.delta(ANSWERS, sampled[-1])]
+    said = {"role": "assistant", "content": "I add.", "reasoning_content": thought}
+    name = "open_thinking" if template is MINIMIND else "enable_thinking"
+    text = renderer.tokenizer.apply_chat_template(
+        [USER, said, *ANSWERS], chat_template=template, add_generation_prompt=True, tokenize=False, **{name: is_open}
+    )
+    assert text_of(renderer, history) == text
+    assert text.endswith(f"<|im_start|>assistant\n{begins}")
+
+
+def test_a_renderer_of_other_arguments_is_made_once_and_leaves_the_first_alone(tokenizer):
+    renderer = make(tokenizer, MINIMIND)
+    opened = renderer.thinking(True)
+    assert opened is renderer.with_options({"open_thinking": True})
+    assert renderer.with_options({}) is renderer
+    assert opened.thinking(False).template_options == {"open_thinking": False}
+    assert (renderer.template_options, opened.template_options) == ({}, {"open_thinking": True})
+    assert renderer.prompt([USER]) == renderer.thinking(False).prompt([USER]) != opened.prompt([USER])
+    assert renderer.chat_format is opened.chat_format
+
+
+def test_an_argument_that_the_template_does_not_read_is_refused_by_name(tokenizer):
+    renderer = make(tokenizer, MINIMIND)
+    with pytest.raises(ConfigError, match=r"'enable_thinking': the template of .* does not read it"):
+        renderer.with_options({"enable_thinking": False})
+    with pytest.raises(ConfigError, match=r"'thinking'.* does not read it"):  # a part of a name is none
+        make(tokenizer, MINIMIND, template_options={"thinking": True})
+    with pytest.raises(ConfigError, match="'messages': the renderer gives it itself"):
+        renderer.with_options({"messages": []})
+    with pytest.raises(ConfigError, match="reads neither open_thinking nor enable_thinking"):
+        make(tokenizer, PLAIN).thinking(True)
 
 
 def test_what_is_no_tokenizer_is_told_by_name(tokenizer, tmp_path: Path):
@@ -331,10 +408,12 @@ def test_what_is_no_tokenizer_is_told_by_name(tokenizer, tmp_path: Path):
 
 
 @pytest.mark.skipif("GYMTUNE_TEST_MINIMIND_TOKENIZER" not in os.environ, reason="names MiniMind's tokenizer folder")
-@pytest.mark.parametrize("options", [{}, {"open_thinking": True}])
+@pytest.mark.parametrize("options", [{}, {"open_thinking": True}, {"open_thinking": False}])
 def test_minimind(options):
-    renderer = Renderer.from_folder(os.environ["GYMTUNE_TEST_MINIMIND_TOKENIZER"], template_options=options)
-    assert renderer.thinking_open == bool(options)
+    renderer = Renderer.from_folder(os.environ["GYMTUNE_TEST_MINIMIND_TOKENIZER"])
+    renderer = renderer.thinking(options["open_thinking"]) if options else renderer
+    assert renderer.template_options == options
+    assert renderer.thinking_open == options.get("open_thinking", False)
     before = full(renderer, [USER, CALLS], generation_prompt=False)
     text = renderer.tokenizer.apply_chat_template(
         [USER, CALLS, *ANSWERS], add_generation_prompt=True, tokenize=False, **options

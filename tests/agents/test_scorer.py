@@ -109,6 +109,65 @@ def test_weights_are_split_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         split_rewards({}, str(tmp_path))
 
 
+# --- scores that are changed ----------------------------------------------------------------------------------------
+
+
+def given(*values: float | None) -> Any:
+    return lambda prompts: list(values)
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "counts"),
+    [
+        # mean 5, deviation sqrt((9 + 1 + 1 + 9) / 4) = sqrt(5)
+        ({"normalize": True}, [2.0, 4.0, 6.0, 8.0], [-3 / 5**0.5, -1 / 5**0.5, 1 / 5**0.5, 3 / 5**0.5]),
+        ({"clip": 3.0}, [2.0, 4.0, -6.0, -3.0], [2.0, 3.0, -3.0, -3.0]),
+        ({"normalize": True, "clip": 1.0}, [2.0, 4.0, 6.0, 8.0], [-1.0, -1 / 5**0.5, 1 / 5**0.5, 1.0]),
+        ({"normalize": True}, [0.1, 0.1, 0.1, 0.1], [0.0, 0.0, 0.0, 0.0]),
+        ({"normalize": True}, [None, None, 7.0, None], [None, None, 0.0, None]),
+        ({"normalize": True}, [1.0, None, 3.0, None], [-1.0, None, 1.0, None]),
+    ],
+)
+def test_scores_are_normalised_and_cut_and_what_was_given_stays_visible(
+    options: dict[str, Any], values: list[float | None], counts: list[float | None]
+) -> None:
+    trajectories = sums(4)
+    Scorer([function_part("some", 0.5, given(*values))], **options).score(trajectories)
+    for trajectory, value, counted in zip(trajectories, values, counts, strict=True):
+        if value is None or counted is None:
+            assert "some" not in trajectory.rewards
+            assert "some/raw" not in trajectory.rewards
+            assert trajectory.reward == 1.0
+            continue
+        assert trajectory.rewards["some"] == pytest.approx(counted, abs=1e-12)
+        assert trajectory.rewards["some/raw"] == value
+        assert trajectory.reward == pytest.approx(1 + 0.5 * counted, abs=1e-12)
+
+
+def test_every_part_is_normalised_by_itself_and_equal_scores_are_exactly_0() -> None:
+    trajectories = sums(3)
+    parts = [function_part("wide", 1.0, given(0.0, 300.0, 600.0)), function_part("flat", 1.0, given(0.3, 0.3, 0.3))]
+    Scorer(parts, normalize=True).score(trajectories)
+    assert [t.rewards["wide"] for t in trajectories] == pytest.approx([-(1.5**0.5), 0, 1.5**0.5], abs=1e-12)
+    assert [t.rewards["flat"] for t in trajectories] == [0.0, 0.0, 0.0]
+
+
+def test_a_broken_part_stays_broken_and_has_no_raw_score() -> None:
+    trajectories = sums(2)
+    scorer = Scorer([function_part("some", 1.0, given(1.0, float("nan")))], normalize=True, clip=1.0)
+    scorer.score(trajectories)
+    assert [t.rewards["some"] for t in trajectories] == [None, None]
+    assert [t.broken for t in trajectories] == [["some"], ["some"]]
+
+
+def test_without_a_part_there_is_no_score_to_change() -> None:
+    for options in ({"normalize": True}, {"clip": 1.0}):
+        with pytest.raises(ConfigError, match="normalize_scores and score_clip change the scores of reward models and"):
+            split_rewards({"gt": 1.0}, **options)
+    _, scorer = split_rewards({}, "stub", normalize=True, clip=2.0)
+    assert (scorer.normalize, scorer.clip) == (True, 2.0)
+
+
 def test_the_stub_counts_distinct_words() -> None:
     says = [[{"role": "assistant", "content": text}] for text in ("a a b B", "one two", "")]
     assert StubRewardModel().score(says) == [0.5, 1.0, 0.0]

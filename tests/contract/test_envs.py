@@ -6,8 +6,9 @@ from typing import Any
 import gymnasium
 import pytest
 
-from gymtune.envs import ChatEnv, Task, check_contract, env_ids
+from gymtune.envs import ChatEnv, Task, check_contract, env_ids, make_env
 from gymtune.envs.chat_env import Observation
+from gymtune.envs.contract import check_briefly
 from gymtune.envs.files import example_path
 from gymtune.rewards import Checker, Component, Episode, NumericChecker, Verdict, gt_component
 from gymtune.tools import Tool, Toolbox
@@ -185,6 +186,17 @@ def test_a_broken_promise_is_found(broken: type[Good]) -> None:
     assert {finding.promise for finding in findings if not finding.holds} == expected
     details = "\n".join(finding.detail for finding in findings if not finding.holds)
     assert re.search(words, details), details
+
+
+@pytest.mark.parametrize("broken", BREAKS)
+def test_the_brief_check_finds_what_learning_leans_on(broken: type[Good]) -> None:
+    expected = BREAKS[broken][0] & {GOLD, SILENCE, JUNK, BAD_CALL}
+    assert {finding.promise for finding in check_briefly(broken) if not finding.holds} == expected
+
+
+@pytest.mark.parametrize(("env_id", "kwargs"), CHECKED)
+def test_the_brief_check_is_no_stricter(env_id: str, kwargs: dict[str, Any]) -> None:
+    assert all(finding.holds for finding in check_briefly(lambda: make_env(env_id, **kwargs)))
 
 
 def test_a_gold_is_not_required_and_its_lack_is_said() -> None:

@@ -180,7 +180,7 @@ NAMED = [
     ("max-steps", 7), ("learning-rate", 0.5), ("num-generations", 6), ("prompts-per-step", 9), ("temperature", 0.5),
     ("max-completion-length", 11), ("beta", 0.5), ("epsilon", 0.5), ("epsilon-high", 0.5), ("seed", 5),
     ("save-steps", 3), ("control", "shuffle_rewards"), ("device", "cuda:1"), ("dtype", "bfloat16"),
-    ("torch-threads", 2),
+    ("torch-threads", 2), ("eval-steps", 5), ("entropy-coef", 0.5), ("kl-estimator", "k2"),
 ]  # fmt: skip
 
 
@@ -195,6 +195,70 @@ def test_every_named_option_reaches_its_key(run: Run) -> None:
                "--min-reward", 0.5, "--print-config")  # fmt: skip
     rows = {cells[0]: cells[1:] for line in said.out.splitlines() if len(cells := line.split()) > 2}
     assert (rows["batch_size"][0], rows["min_reward"][0], rows["data"][0]) == ("3", "0.5", '"d"')
+    said = run("train", "--algo", "ppo", "--model", "m", "--output", "o", "--trajectories", "t", "--lam", 0.5,
+               "--gamma", 0.75, "--critic-model", "c", "--debug-mode", "--log", "wandb", "--log", "trackio",
+               "--print-config")  # fmt: skip
+    rows = {cells[0]: cells[1:] for line in said.out.splitlines() if len(cells := line.split()) > 2}
+    assert [rows[key][0] for key in ("lam", "gamma", "critic_model", "trajectories", "debug_mode")] == [
+        "0.5", "0.75", '"c"', '"t"', "true",
+    ]  # fmt: skip
+    assert rows["report_to"] == ['["wandb",', '"trackio"]', "command", "line"]
+
+
+def test_preflight_prints_a_table_and_runs_nothing(run: Run, tiny_model: Path, tmp_path: Path) -> None:
+    given = (*GRPO, "--model", tiny_model, "--output", tmp_path / "run", "--preflight")
+    said = run(*given)
+    assert said.code == 0
+    seen = dict(line.split()[:2] for line in said.out.splitlines()[3:] if line)
+    assert (seen["model"], seen["tokenizer"], seen["disk"]) == ("fits", "fits", "fits")
+    assert "WRONG" not in said.out
+    said = run(*given, "--env-arg", "splt=x", "--device", "cuda:99", "--reward-model", tmp_path / "none")
+    assert said.code == 1
+    wrong = [line.split()[0] for line in said.out.splitlines() if " WRONG " in line]
+    assert wrong == ["device", "rewards", "env"]
+    assert not said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_refuses_all_that_is_wrong_in_one_line(run: Run, tiny_model: Path, tmp_path: Path) -> None:
+    line = run(
+        *GRPO, "--model", tiny_model, "--output", tmp_path / "run", "--env-arg", "x=1", "--device", "cuda:9"
+    ).line
+    assert line.startswith("2 things are wrong; --preflight shows them as a table. (1) device: ")
+
+
+def test_a_dry_run_prints_metrics_and_writes_nothing(run: Run, tiny_model: Path, tmp_path: Path) -> None:
+    said = run(*GRPO, "--model", tiny_model, "--output", tmp_path / "run", *SMALL, "--dry-run")
+    assert said.code == 0
+    rows = {cells[0]: cells[1] for line in said.out.splitlines() if len(cells := line.split()) == 2}
+    assert {"loss", "grad_norm", "reward", "completions/mean_length"} <= rows.keys()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_learning_from_a_stored_rollout(run: Run, taught_model: Path, sampled_file: Path, tmp_path: Path) -> None:
+    given = ("train", "--algo", "grpo", "--model", taught_model, "--trajectories", sampled_file)
+    said = run(*given, "--output", tmp_path / "run", "--max-steps", 2, "--prompts-per-step", 4)
+    assert said.code == 0
+    assert said.out.startswith(f"model {tmp_path}/run/grpo\n")
+    assert said.err.startswith("note: trajectories: ")
+    assert "equal rewards: they teach nothing" in said.err
+
+
+def test_arguments_of_the_chat_template(run: Run, tiny_model: Path, tmp_path: Path) -> None:
+    rollout = ("rollout", "--env", ARITHMETIC, "-n", 1, "--out", tmp_path / "x.jsonl", "--max-completion-length", 2)
+    argument = ("--chat-template-arg", "enable_thinking=false")
+    model = shutil.copytree(tiny_model, tmp_path / "thinker")
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text() + "{%- if enable_thinking -%}<think>{%- endif -%}")
+    assert run(*rollout, "--model", model, *argument).code == 0
+    (episode,) = read_trajectories(tmp_path / "x.jsonl")
+    assert episode.metadata["chat_template_kwargs"] == {"enable_thinking": False}
+    unread = ("--chat-template-arg", "thinkin=false")
+    assert "'thinkin': the template of" in run("eval", "--env", ARITHMETIC, "--model", tiny_model, *unread).line
+    assert "'thinkin': the template of" in run(*GRPO, "--model", tiny_model, "--output", "o", *unread).line
+    (tmp_path / "x.jsonl").unlink()
+    assert "has none: give --model DIR" in run(*rollout, "--agent", "scripted", *argument).line
+    assert "--chat-template-arg wants key=value, came 'x'" in run(*rollout, "--chat-template-arg", "x").line
 
 
 def test_envs_list_show_and_check(run: Run) -> None:
@@ -253,6 +317,8 @@ def test_envs_check_of_a_broken_env_ends_in_1(run: Run, tmp_path: Path, monkeypa
         ("train --algo sft --model m --output o --data d --beta 1", "--algo sft does not read it"),
         ("eval --env gymtune/Calculater-v0 --model m", f"Did you mean '{CALCULATOR}'?"),
         (f"eval --env {CALCULATOR} --model none", "none: no such model folder"),
+        (f"{TRAIN} --model m --output o --dry-run --preflight", "--dry-run and --resume: give one of them"),
+        ("train --algo grpo --model m --output o", "Or it learns from trajectories, a file of stored episodes"),
         ("envs show gymtune/Calc-v0", "unknown env 'gymtune/Calc-v0'."),
         ("envs check", "name one environment, or give --all"),
         ("models init --out m --env gymtune/Arithmetik-v0", f"Did you mean '{ARITHMETIC}'?"),

@@ -13,6 +13,7 @@ Per page, in order and in one folder of its own:
 Sizes are made smaller first, by `SMALLER`; nothing else is changed.
 """
 
+import json
 import os
 import re
 import shlex
@@ -31,6 +32,7 @@ import typer.main
 from gymtune import cli
 from gymtune.agents import Trajectory, Turn
 from gymtune.trainers import TrainConfig
+from gymtune.trainers.presets import PRESETS
 
 ROOT = Path(cli.__file__).resolve().parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -172,6 +174,20 @@ def test_every_field_of_a_trajectory_is_in_its_table():
     rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs/trajectories.md").read_text(encoding="utf-8"), re.MULTILINE)
     fields = {*Trajectory.model_fields, *Trajectory.model_computed_fields, *Turn.model_fields}
     assert {name for row in rows for name in _SPAN.findall(row)} == fields
+
+
+def test_every_key_of_a_run_is_in_the_tables_with_its_default_and_its_readers():
+    text = (ROOT / "docs/training.md").read_text(encoding="utf-8").partition("\n## Every key\n")[2]
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in text.splitlines() if "|" in line]
+    table = {row[0].strip("`"): row for row in rows if row[0].startswith("`")}
+    assert table.keys() == TrainConfig.model_fields.keys()
+    for key, field in TrainConfig.model_fields.items():
+        default = field.get_default(call_default_factory=True, validated_data={})
+        shown = "required" if field.is_required() else f"`{'none' if default is None else json.dumps(default)}`"
+        readers = {name for name, preset in PRESETS.items() if key in preset.reads}
+        named = set(_SPAN.findall(table[key][2]))
+        told = set(PRESETS) - named if table[key][2].startswith("all") else named
+        assert (table[key][1], told, table[key][3]) == (shown, readers, field.description), key
 
 
 # -- what the pages name -----------------------------------------------------------------------------------------------

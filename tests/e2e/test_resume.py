@@ -51,7 +51,7 @@ def kill_after(process, run, lines):
     assert process.wait() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("algo", ["sft", "grpo", "cispo"])
+@pytest.mark.parametrize("algo", ["sft", "grpo", "cispo", "ppo"])
 def test_killed_and_resumed_equals_uninterrupted(algo, taught_model, sums_file, tmp_path):
     whole, cut = (options(algo, taught_model, sums_file, tmp_path / name) for name in ("whole", "cut"))
     process = subprocess.Popen([sys.executable, "-c", RUN, json.dumps(cut)])

@@ -12,15 +12,21 @@ import torch
 from gymtune.agents import ModelAgent, Renderer, Sampling, rollout
 from gymtune.agents.models import load_model
 from gymtune.agents.torch_engine import TorchEngine
-from gymtune.trainers.cispo import CISPO
-from gymtune.trainers.grpo import GRPO
-from gymtune.trainers.sft import SFT
+from gymtune.trainers.presets import PRESETS
+from gymtune.trainers.registry import ALGORITHMS
 
 TOY = "gymtune-test/Echo-v0"
 FLOOR = 0.85  # of the answers that are right after learning
 CEILING = 0.5  # and without it
 
 pytestmark = pytest.mark.learns
+
+
+def methods(*quick):
+    """Return the methods without a critic; `quick` ones run in `make test`, all in `make test-all`."""
+    names = [algo for algo, preset in PRESETS.items() if "scale_rewards" in preset.reads]
+    return [pytest.param(algo, marks=() if algo in quick else pytest.mark.slow) for algo in names]
+
 
 RL = {
     "env": TOY,
@@ -43,7 +49,7 @@ def success(folder, greedy=False):
 @pytest.fixture
 def no_loss(monkeypatch):
     """Make the loss of every token 0, with its graph."""
-    for algorithm in (SFT, GRPO, CISPO):
+    for algorithm in {cls for known in ALGORITHMS.values() for cls in known.__mro__ if "loss" in vars(cls)}:
         plain = algorithm.loss
 
         def zero(self, tokens, plain=plain):
@@ -70,7 +76,7 @@ def test_sft_without_a_loss_learns_nothing(run, fresh, echo_files):
     assert success(folder) <= CEILING
 
 
-@pytest.mark.parametrize("algo", ["grpo", "cispo"])
+@pytest.mark.parametrize("algo", methods("grpo", "dapo", "rloo"))
 def test_rl_learns(run, guesser, algo):
     folder, lines = run(algo=algo, model=str(guesser), **RL)
     assert lines[0]["reward"] <= CEILING
@@ -78,7 +84,7 @@ def test_rl_learns(run, guesser, algo):
     assert success(folder) >= FLOOR
 
 
-@pytest.mark.parametrize("algo", ["grpo", "cispo"])
+@pytest.mark.parametrize("algo", methods("grpo", "dapo", "rloo"))
 @pytest.mark.usefixtures("no_loss")
 def test_rl_without_a_loss_learns_nothing(run, guesser, algo):
     folder, lines = run(algo=algo, model=str(guesser), **RL)
@@ -86,7 +92,7 @@ def test_rl_without_a_loss_learns_nothing(run, guesser, algo):
     assert success(folder) <= CEILING
 
 
-@pytest.mark.parametrize("algo", ["grpo", "cispo"])
+@pytest.mark.parametrize("algo", methods("grpo"))
 def test_rl_with_shuffled_rewards_learns_nothing(run, guesser, algo):
     folder, lines = run(algo=algo, model=str(guesser), control="shuffle_rewards", **RL)
     assert fmean(line["reward"] for line in lines[-5:]) <= CEILING

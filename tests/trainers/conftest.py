@@ -101,3 +101,18 @@ def trainer(taught_model: Path, tiny_renderer: Renderer, tmp_path: Path) -> Call
         return Trainer(settings, model, agent, run, env=made, reference=reference)
 
     return make
+
+
+@pytest.fixture
+def settings(taught_model: Path, sums_file: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
+    """Make a config of six quick steps in which every weight moves."""
+
+    def make(algo: str, name: str = "run", **changes: Any) -> TrainConfig:
+        source: dict[str, Any] = {"data": str(sums_file), "batch_size": 8} if algo == "sft" else {}
+        if algo != "sft":
+            source = {"env": "gymtune/Arithmetic-v0", "prompts_per_step": 4, "num_generations": 4}
+            source |= {"max_completion_length": 4, "beta": 0.05}
+        base = {"model": str(taught_model), "output_dir": str(tmp_path / name), "max_steps": 6, "save_steps": 2}
+        return TrainConfig(algo=algo, **(base | source | {"learning_rate": 3e-3, "warmup_steps": 2} | changes))
+
+    return make

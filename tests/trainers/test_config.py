@@ -13,10 +13,10 @@ from gymtune.trainers.config import Resolved, TrainConfig, resolve
 from gymtune.trainers.presets import PRESETS
 
 NEEDED = {
-    "sft": {"model": "m", "output_dir": "o", "data": "d.jsonl"},
-    "grpo": {"model": "m", "output_dir": "o", "env": "E-v0"},
-    "cispo": {"model": "m", "output_dir": "o", "env": "E-v0"},
+    algo: {"model": "m", "output_dir": "o"} | ({"data": "d.jsonl"} if algo == "sft" else {"env": "E-v0"})
+    for algo in PRESETS
 }
+GROUPED = [algo for algo, preset in PRESETS.items() if "min_group_size" in preset.reads]
 
 
 def made(algo, *sets, **layers):
@@ -57,11 +57,24 @@ def test_presets():
     assert made("grpo").config.epsilon_high is None
     assert made("cispo").config.averaging == "token_mean"
     assert made("cispo").config.epsilon_high == 5.0
+    assert made("dr_grpo").config.scale_rewards == "none"
+    assert made("gspo").config.importance_sampling_level == "sequence"
+    assert made("rloo").config.kl_in == made("reinforce++").config.kl_in == "reward"
 
 
 def test_python_users_get_the_preset_too():
     assert TrainConfig(algo="cispo", **NEEDED["cispo"]) == made("cispo").config
     assert TrainConfig(algo="sft", learning_rate=0.1, **NEEDED["sft"]).learning_rate == 0.1
+
+
+def test_what_a_preset_brings_may_be_idle(tmp_path):
+    """Only what somebody chose is refused where nothing reads it."""
+    resolved = made("rloo", "beta=0.0")
+    assert "kl_in" not in resolved.config.effective()
+    resolved.dump(tmp_path / "config.json")
+    assert Resolved.load(tmp_path / "config.json") == resolved
+    with pytest.raises(ConfigError, match=r"kl_in \(from command line\): beta is 0"):
+        made("rloo", "beta=0.0", "kl_in=reward")
 
 
 def test_dicts_are_merged_by_key(toml):
@@ -131,17 +144,49 @@ def test_config_is_frozen():
         ("grpo", ["env_args=3"], "env_args .*wanted a valid dictionary, came 3"),
         ("grpo", ["env_args.day=1979-05-27"], "env_args.day .*a value that JSON can hold"),
         ("grpo", ["seed.x=3"], "seed .*wanted a valid integer"),
-        ("grpo", ["num_generations=1"], "num_generations .*wanted greater than or equal to 2, came 1"),
+        ("grpo", ["num_generations=0"], "num_generations .*wanted greater than or equal to 1, came 0"),
+        ("grpo", ["min_group_size=1"], "min_group_size .*wanted greater than or equal to 2, came 1"),
+        ("grpo", ["min_group_size=9"], "num_generations must be at least min_group_size 9, came 8"),
+        ("grpo", ["credit=turn", "control=shuffle_rewards"], "'shuffle_rewards' deals out rewards of episodes"),
+        ("rloo", ["credit=turn"], "takes it for one action: use token or sequence"),
+        ("dapo", ["overlong_buffer=257"], "overlong_buffer 257 is more than the max_completion_length 256"),
+        ("grpo", ["kl_in=reward"], "kl_in .*beta is 0, so no KL counts"),
+        ("rloo", ["beta=0.0", "kl_estimator=k3"], "kl_estimator .*beta is 0, so no KL counts"),
+        ("grpo", ["importance_sampling_cap=2.0"], "importance_sampling_correction is none, so nothing is capped"),
+        ("reinforce++", ["min_group_size=3"], r"does not read it; grpo, dr_grpo, dapo, \.\.\. would"),
+        ("gspo", ["importance_sampling_level=token"], r"pins it to 'sequence' .*grpo, dr_grpo, dapo, \.\.\. leave it"),
+        ("grpo", ["max_resampling=2"], "max_resampling .*dynamic_sampling is false, so no group is sampled anew"),
+        ("grpo", ["normalize_scores=true"], "normalize_scores .*no reward model or function scores"),
+        ("grpo", ["score_clip=1.0", "reward_weights.gt=2.0"], "score_clip .*no reward model or function scores"),
+        ("ppo", ["dynamic_sampling=true"], "--algo ppo does not read it"),
+        ("grpo", ["thinking_ratio=1.5"], "thinking_ratio .*wanted less than or equal to 1, came 1.5"),
+        (
+            "grpo",
+            ["thinking_ratio=0.5", "chat_template_kwargs.enable_thinking=true"],
+            "thinking_ratio draws by episode what chat_template_kwargs fixes by enable_thinking: keep one of them",
+        ),
+        ("dr_grpo", ["scale_rewards=group"], "pins it to 'none' .*favours easy and hard tasks"),
+        ("dapo", ["dynamic_sampling=false"], "pins it to True .*groups of equal rewards are sampled anew"),
+        ("reinforce++", ["scale_rewards=none"], "pins it to 'batch' .*the whole batch is the baseline"),
+        (
+            "ppo",
+            ["scale_rewards=none"],
+            r"scale_rewards .*--algo ppo does not read it; grpo, dr_grpo, dapo, \.\.\. would",
+        ),
         ("grpo", ["mini_batches=7"], r"mini_batches must divide the 256 episodes .*32 x num_generations 8\), came 7"),
         ("grpo", ["env=none"], "env is not set"),
         ("sft", ["data=none"], "data is not set"),
         ("sft", ["averaging=constant"], "averaging 'constant' divides by"),
         ("cispo", ["epsilon_high=none"], "caps the ratio at epsilon_high, which is none"),
         ("sft", ["warmup_steps=101"], "warmup_steps 101 is more than max_steps 100"),
-        ("cispo", ["averaging=constant"], "--algo cispo pins it to 'token_mean' .*came 'constant'. sft and grpo leave"),
-        ("sft", ["epsilon=0.3"], "epsilon .*--algo sft does not read it; grpo would"),
-        ("sft", ["beta=0.0"], "beta .*--algo sft does not read it; grpo and cispo would"),
-        ("cispo", ["epsilon=0.2"], "epsilon .*--algo cispo does not read it; grpo would"),
+        (
+            "cispo",
+            ["averaging=constant"],
+            r"--algo cispo pins it to 'token_mean' .*came 'constant'\. sft, grpo, gspo, \.\.\. leave it open",
+        ),
+        ("sft", ["epsilon=0.3"], r"epsilon .*--algo sft does not read it; grpo, dr_grpo, dapo, \.\.\. would"),
+        ("sft", ["beta=0.0"], r"beta .*--algo sft does not read it; grpo, dr_grpo, dapo, \.\.\. would"),
+        ("cispo", ["epsilon=0.2"], r"epsilon .*--algo cispo does not read it; grpo, dr_grpo, dapo, \.\.\. would"),
         ("grpo", ["min_reward=1.0"], "min_reward .*--algo grpo does not read it; sft would"),
         ("grpo", ["lr_scheduler_type=constant", "min_lr_ratio=0.1"], "min_lr_ratio .*a constant learning rate"),
         ("grpo", ["lora_alpha=16"], "lora_alpha .*lora_r is none, so there is no adapter"),
@@ -188,10 +233,20 @@ def test_option_and_set_must_agree():
 
 
 def test_unknown_algo():
-    with pytest.raises(ConfigError, match=r"unknown algo 'gpro'\. Did you mean 'grpo'"):
-        resolve("gpro")
-    with pytest.raises(ConfigError, match=r"unknown algo 'gpro'\. Did you mean 'grpo'"):
-        TrainConfig(algo="gpro", model="m", output_dir="o")
+    with pytest.raises(ConfigError, match=r"unknown algo 'grp'\. Did you mean 'grpo'"):
+        resolve("grp")
+    with pytest.raises(ConfigError, match=r"unknown algo 'grp'\. Did you mean 'grpo'"):
+        TrainConfig(algo="grp", model="m", output_dir="o")
+
+
+@pytest.mark.parametrize("algo", sorted(PRESETS.keys() - {"sft"}))
+def test_a_group_of_one_is_refused_where_the_group_is_the_baseline(algo):
+    if algo in GROUPED:
+        with pytest.raises(ConfigError, match=f"--algo {algo} compares the episodes of a group: num_generations"):
+            made(algo, "num_generations=1")
+    else:
+        assert algo in {"ppo", "reinforce++"}
+        assert made(algo, "num_generations=1").config.num_generations == 1
 
 
 def test_required_keys_are_named():
@@ -227,11 +282,30 @@ def test_every_field_is_described():
 # --- table, dump, load ------------------------------------------------------------------------------------------------
 
 
+#: Keys of the table's test that an algorithm reads, but not under these values.
+IDLE = {
+    "min_lr_ratio": lambda config: config.lr_scheduler_type == "constant",
+    "kl_estimator": lambda config: config.beta == 0,
+    "kl_in": lambda config: config.beta == 0,
+    "importance_sampling_cap": lambda config: config.importance_sampling_correction == "none",
+    "max_resampling": lambda config: not config.dynamic_sampling,
+    "normalize_scores": lambda config: config.reward_model is None,
+    "score_clip": lambda config: config.reward_model is None,
+    "sync_ref_model": lambda config: config.beta == 0,
+    "ref_model_sync_steps": lambda config: not config.sync_ref_model,
+    "ref_model_mixup_alpha": lambda config: not config.sync_ref_model,
+    "debug_interval": lambda config: not config.debug_mode,
+    "eval_tasks": lambda config: config.eval_steps == 0,
+    "eval_env_args": lambda config: config.eval_steps == 0,
+}
+
+
 @pytest.mark.parametrize("algo", PRESETS)
 def test_table_shows_what_is_read_and_is_toml(algo, toml):
     resolved = made(algo, "seed=4", "lora_r=8", "lr_scheduler_type=constant", "save_total_limit=none")
     rows = resolved.table()
-    assert {key for key, _, _ in rows} == PRESETS[algo].reads - {"min_lr_ratio"}
+    idle = {key for key, is_idle in IDLE.items() if is_idle(resolved.config)}
+    assert {key for key, _, _ in rows} == PRESETS[algo].reads - idle
     assert ("seed", "4", "command line") in rows
     assert ("max_steps", "100", "default") in rows
     assert ("save_total_limit", '"none"', "command line") in rows

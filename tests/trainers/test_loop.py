@@ -1,6 +1,5 @@
-"""The loop: credit, who is left out, mini-batches and passes, determinism, and resuming bit for bit."""
+"""The loop: credit, who is left out, mini-batches and passes, and what a run leaves."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,12 @@ import torch
 from gymtune.agents import read_trajectories
 from gymtune.envs import make_env
 from gymtune.tools.errors import ConfigError, RunError
-from gymtune.trainers import Listeners, TrainConfig, Trainer, train
+from gymtune.trainers import Trainer, train
 from gymtune.trainers.advantages import group_advantages
-from gymtune.trainers.update import UpdateStats
+from gymtune.trainers.experience import experiences_of
+from gymtune.trainers.update_stats import UpdateStats
 
-CLOCK = {"step_time", "time/rollout"}
+CLOCK = {"step_time", "time/rollout", "time/eval"}
 FP32 = 1e-6
 
 
@@ -27,25 +27,6 @@ def same(left, right):
 
 def untimed(lines):
     return [{k: v for k, v in line.items() if k not in CLOCK} for line in lines]
-
-
-def lines_of(run):
-    return untimed(json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines())
-
-
-@pytest.fixture
-def settings(taught_model, sums_file, tmp_path):
-    """Make a config of six quick steps in which every weight moves."""
-
-    def make(algo, name="run", **changes):
-        source = {"data": str(sums_file), "batch_size": 8} if algo == "sft" else {}
-        if algo != "sft":
-            source = {"env": "gymtune/Arithmetic-v0", "prompts_per_step": 4, "num_generations": 4}
-            source |= {"max_completion_length": 4, "beta": 0.05}
-        base = {"model": str(taught_model), "output_dir": str(tmp_path / name), "max_steps": 6, "save_steps": 2}
-        return TrainConfig(algo=algo, **(base | source | {"learning_rate": 3e-3, "warmup_steps": 2} | changes))
-
-    return make
 
 
 # --- credit ---------------------------------------------------------------------------------------------------------
@@ -65,22 +46,32 @@ def batch(episode):
     return made
 
 
+def advantages(experiences):
+    """Return the advantage of each episode, which all its tokens have."""
+    assert all(len(set(one.advantages)) == 1 for one in experiences)
+    return [one.advantages[0] for one in experiences]
+
+
+def numbered(trajectories):
+    return experiences_of(trajectories, [float(i) for i in range(len(trajectories))], need_logprobs=True)
+
+
 def test_credit_is_the_algorithms_own(trainer, batch):
     wanted = group_advantages([None] * 4 + [3, None, 0, 0] + [0, 1, 2, 6], list("aaaabbbbcccc")).tolist()
-    assert trainer().credit(batch) == wanted
+    assert advantages(trainer().credit(batch)) == wanted
     assert [a == 0 for a in wanted] == [True] * 4 + [False, True, False, False] + [False] * 4
 
 
 def test_control_deals_the_known_rewards_out_anew(trainer, batch):
     honest, control = trainer(), trainer(control="shuffle_rewards")
-    plain, shuffled = honest.credit(batch), control.credit(batch)
+    plain, shuffled = advantages(honest.credit(batch)), advantages(control.credit(batch))
     assert shuffled != plain
-    assert shuffled == control.credit(batch)  # the same for the same step
+    assert shuffled == advantages(control.credit(batch))  # the same for the same step
     control.step = 1
-    assert control.credit(batch) != shuffled
+    assert advantages(control.credit(batch)) != shuffled
     assert [shuffled[i] for i in (0, 1, 2, 3, 5)] == [0.0] * 5  # no reward is dealt to those that have none
     raw = trainer(control="shuffle_rewards", scale_rewards="none")
-    dealt = raw.credit(batch)
+    dealt = advantages(raw.credit(batch))
     assert sum(dealt[4:8]) == pytest.approx(0, abs=FP32)
     assert sum(dealt[8:]) == pytest.approx(0, abs=FP32)
     assert [t.reward for t in batch[8:]] == [0, 1, 2, 6]  # the trajectories keep what they earned
@@ -88,31 +79,33 @@ def test_control_deals_the_known_rewards_out_anew(trainer, batch):
 
 def test_failed_and_broken_episodes_leave_loss_and_baseline(trainer, batch):
     made = trainer()
-    advantages = made.credit(batch)
+    experiences = made.credit(batch)
+    found = advantages(experiences)
     mean = (3 + 0 + 0) / 3
     std = ((3 - mean) ** 2 + 2 * mean**2) ** 0.5 / 2**0.5
-    assert advantages[4] == pytest.approx((3 - mean) / (std + 1e-4), rel=FP32)
-    ((rows,),) = made.batches(batch, advantages)
+    assert found[4] == pytest.approx((3 - mean) / (std + 1e-4), rel=FP32)
+    ((rows,),) = made.batches(experiences)
     kept = [4, 6, 7, 8, 9, 10, 11]
-    assert sorted(row.advantages[0] for row in rows) == sorted(advantages[i] for i in kept)
+    assert sorted(row.advantages[0] for row in rows) == sorted(found[i] for i in kept)
 
 
 def test_truncated_episodes_leave_the_loss_and_not_the_baseline(trainer, batch):
     batch[8].truncated = batch[11].truncated = True
     plain, masked = trainer(), trainer(mask_truncated_completions=True)
-    advantages = plain.credit(batch)
-    assert masked.credit(batch) == advantages
-    ((rows,),) = plain.batches(batch, advantages)
+    experiences = plain.credit(batch)
+    found = advantages(experiences)
+    assert advantages(masked.credit(batch)) == found
+    ((rows,),) = plain.batches(experiences)
     assert len(rows) == 7
-    ((rows,),) = masked.batches(batch, advantages)
-    assert sorted(row.advantages[0] for row in rows) == sorted(advantages[i] for i in (4, 6, 7, 9, 10))
+    ((rows,),) = masked.batches(experiences)
+    assert sorted(row.advantages[0] for row in rows) == sorted(found[i] for i in (4, 6, 7, 9, 10))
 
 
 def test_everything_truncated_and_masked_is_a_step_of_loss_zero(trainer, batch):
     made = trainer(mask_truncated_completions=True)
     for trajectory in batch:
         trajectory.truncated = True
-    ((rows,),) = made.batches(batch, made.credit(batch))
+    ((rows,),) = made.batches(made.credit(batch))
     before, stats = weights(made.model), UpdateStats()
     made.updater.update([rows], 0, stats)
     assert (stats.loss, stats.grad_norm) == (0.0, 0.0)
@@ -127,7 +120,7 @@ def test_mini_batches_split_a_step_by_groups(trainer, batch):
         trajectory.rewards = {}
     batch[5].error = None
     made = trainer(mini_batches=2, prompts_per_step=2)
-    (passes,) = made.batches(batch[4:], [float(i) for i in range(8)])
+    (passes,) = made.batches(numbered(batch[4:]))
     assert [sorted(row.advantages[0] for row in part) for part in passes] in (
         [[0, 1, 2, 3], [4, 5, 6, 7]],
         [[4, 5, 6, 7], [0, 1, 2, 3]],
@@ -136,14 +129,13 @@ def test_mini_batches_split_a_step_by_groups(trainer, batch):
 
 
 def test_every_pass_reads_everything_in_an_order_of_its_own(trainer, episode):
-    many = [episode((0, [3]), (1, [5]), name=f"t{i}", group=f"g{i // 2}") for i in range(16)]
+    many = numbered([episode((0, [3]), (1, [5]), name=f"t{i}", group=f"g{i // 2}") for i in range(16)])
     made = trainer(num_iterations=3, prompts_per_step=8, num_generations=2, mini_batches=4)
-    passes = made.batches(many, [float(i) for i in range(16)])
-    orders = [[row.advantages[0] for part in one for row in part] for one in passes]
-    assert [len(part) for one in passes for part in one] == [4] * 12
+    orders = [[row.advantages[0] for part in one for row in part] for one in made.batches(many)]
+    assert [len(part) for one in made.batches(many) for part in one] == [4] * 12
     assert all(sorted(order) == [float(i) for i in range(16)] for order in orders)
     assert len({tuple(order) for order in orders}) == 3
-    assert made.batches(many, [float(i) for i in range(16)]) == passes
+    assert [[row.advantages[0] for part in one for row in part] for one in made.batches(many)] == orders
 
 
 @pytest.mark.parametrize(("options", "steps"), [({}, 1), ({"mini_batches": 4}, 4), ({"num_iterations": 3}, 3)])
@@ -192,7 +184,7 @@ def test_a_step_samples_groups_with_the_current_weights(trainer):
 
 def test_one_task_twice_in_a_step_is_two_groups_with_seeds_of_their_own(trainer):
     made = trainer(env_args={"size": 1}, temperature=3.0)  # hot, so that samples of different seeds differ
-    episodes = made.collect()
+    episodes, _ = made.collect()
     assert {t.task_index for t in episodes} == {0}
     assert len({t.group_id for t in episodes}) == 4
     assert len({tuple(t.tokens + [round(1e6 * x) for x in t.logprobs if x is not None]) for t in episodes}) > 4
@@ -211,11 +203,38 @@ def test_an_env_that_always_fails_stops_the_run_and_leaves_the_reason(trainer):
     assert "ZeroDivisionError" in (first.error or "")
 
 
+def test_episodes_that_fail_before_their_first_token_do_not_stop_a_run(trainer):
+    def sometimes():
+        env = make_env("gymtune/Arithmetic-v0")
+        plain = env.reset
+        env.reset = lambda **options: plain(**options) if options["options"]["task_index"] % 2 else 1 / 0
+        return env
+
+    lines = []
+    made = trainer(env=sometimes, max_steps=2, prompts_per_step=8)
+    made.on_step = lines.append
+    made.train(Path(made.config.model))
+    assert all(0 < line["episodes/failed"] < 32 for line in lines)
+    assert all(line["grad_norm"] > 0 for line in lines)
+
+
 def test_what_an_algorithm_needs_is_named(trainer, config):
     made = trainer()
-    for algo, wanted in (("grpo", "an env"), ("sft", "a dataset")):
-        with pytest.raises(ConfigError, match=f"algo '{algo}' needs {wanted}, got None"):
+    for algo, wanted in (("grpo", "an env or a dataset, one of them"), ("sft", "a dataset")):
+        with pytest.raises(ConfigError, match=f"algo '{algo}' needs {wanted}, got env None and dataset None"):
             Trainer(config(algo), made.model, made.agent, made.run)
+    with pytest.raises(ConfigError, match="algo 'sft' needs a dataset, got env <"):
+        Trainer(config("sft"), made.model, made.agent, made.run, env=lambda: make_env("gymtune/Arithmetic-v0"))
+
+
+def test_levels_rise_over_a_run(trainer):
+    """Three levels over the first three quarters, one after the other, then all of them."""
+    levels = {}
+    curriculum = {"levels": [1, 2, 3], "warmup": 0.75, "size": 50}
+    made = trainer(max_steps=4, prompts_per_step=16, num_generations=2, env_args=curriculum, save_trajectories=False)
+    made.on_episode = lambda t: levels.setdefault(made.step, set()).add(t.metadata["level"])
+    made.train(Path(made.config.model))
+    assert levels == {0: {1}, 1: {2}, 2: {3}, 3: {1, 2, 3}}
 
 
 @pytest.mark.parametrize(
@@ -238,54 +257,21 @@ def test_the_finished_model_has_the_name_of_its_kind(settings, trainer):
     assert trainer("grpo").prefix == "grpo"
     assert trainer("cispo").prefix == "cispo"
     assert trainer("cispo", env=lambda: make_env("gymtune/Calculator-v0")).prefix == "agent"
+    assert trainer("ppo").prefix == "ppo_actor"
+    assert trainer("ppo", env=lambda: make_env("gymtune/Calculator-v0")).prefix == "ppo_actor"
 
 
-# --- determinism and resume -----------------------------------------------------------------------------------------
-
-
-def files_of(run, step):
-    folder = Path(run) / "checkpoints" / f"step_{step:06d}"
-    return {name: (folder / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")}
-
-
-@pytest.mark.parametrize("algo", ["sft", "grpo", "cispo"])
-def test_the_same_seed_twice_is_the_same_run(settings, algo):
-    first, again = settings(algo, "first", max_steps=3), settings(algo, "again", max_steps=3)
-    other = settings(algo, "other", max_steps=3, seed=1)
-    finished = [train(run) for run in (first, again, other)]
-    models = [(folder / "model.safetensors").read_bytes() for folder in finished]
-    assert models[0] == models[1] != models[2]
-    assert lines_of(first.output_dir) == lines_of(again.output_dir) != lines_of(other.output_dir)
-
-
-class KilledError(Exception):
-    """Stands for the end of the process."""
-
-
-@pytest.mark.parametrize(("algo", "at"), [("sft", 3), ("grpo", 1), ("grpo", 3), ("cispo", 5)])
-def test_resume_equals_the_uninterrupted_run_bit_for_bit(settings, algo, at):
-    whole, cut = settings(algo, "whole"), settings(algo, "cut")
-
-    def kill(line):
-        if line["step"] == at:
-            raise KilledError
-
-    train(whole)
-    with pytest.raises(KilledError):
-        train(cut, listeners=Listeners(on_step=kill))
-    steps = []
-    train(cut, resume=True, listeners=Listeners(on_step=lambda line: steps.append(line["step"])))
-    assert steps[0] == at // 2 * 2 + 1  # from the latest checkpoint, not from the start
-    assert files_of(cut.output_dir, 6) == files_of(whole.output_dir, 6)
-    assert lines_of(cut.output_dir) == lines_of(whole.output_dir)
-    stored = [sorted(p.name for p in (Path(c.output_dir) / "trajectories").glob("*")) for c in (whole, cut)]
-    assert stored[0] == stored[1]
-
-
-def test_resume_of_a_finished_run_trains_nothing(settings):
-    done = settings("sft", max_steps=2)
-    model = (train(done) / "model.safetensors").read_bytes()
-    steps = []
-    folder = train(done, resume=True, listeners=Listeners(on_step=steps.append))
-    assert steps == []
-    assert (folder / "model.safetensors").read_bytes() == model
+def test_a_dry_run_measures_the_first_step_and_changes_nothing(trainer):
+    options = {"max_steps": 1, "beta": 0.05, "save_trajectories": False}
+    made, real = trainer(**options), trainer(**options)
+    before, files = weights(made.model), sorted(made.run.path.iterdir())
+    found = made.dry_run()
+    assert same(before, made.model.parameters())
+    assert not made.updater.optimizer.state
+    assert sorted(made.run.path.iterdir()) == files
+    lines = []
+    real.on_step = lines.append
+    real.train(Path(real.config.model))
+    (wanted,) = untimed(lines)
+    assert found == wanted
+    assert not same(before, real.model.parameters())

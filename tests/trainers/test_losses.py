@@ -13,7 +13,9 @@ from gymtune.trainers.losses import (
     BatchCounts,
     aggregate,
     cispo_token_loss,
+    clipped_surrogate,
     grpo_token_loss,
+    importance_ratio,
     kl_estimate,
     sft_token_loss,
 )
@@ -95,7 +97,8 @@ def test_gradients_by_finite_differences():
     advantages = torch.randn(12, dtype=torch.float64)
     new.requires_grad_()
     assert torch.autograd.gradcheck(lambda x: grpo_token_loss(x, old, advantages, 0.2, 0.3).loss, new)
-    assert torch.autograd.gradcheck(lambda x: kl_estimate(x, old, "k3"), new)
+    for how in ("k1", "k2", "k3"):
+        assert torch.autograd.gradcheck(lambda x, how=how: kl_estimate(x, old, how), new)
     assert torch.autograd.gradcheck(sft_token_loss, new)
     # CISPO holds its weight fixed: finite differences see it only with the weight at r = cap everywhere
     far_below = torch.full_like(old, -9.0)
@@ -155,48 +158,89 @@ def test_computed_in_float32_or_wider(given_dtype, computed):
         grpo_token_loss(x, x, x, 0.2, 0.2).loss,
         cispo_token_loss(x, x, x, 5.0).loss,
         sft_token_loss(x),
-        kl_estimate(x, x, "k3"),
+        *(kl_estimate(x, x, how) for how in ("k1", "k2", "k3")),
+        *(importance_ratio(x, x, zero, level) for level in ("token", "sequence", "product")),
         *(aggregate(x, zero, counts, how, torch.ones(1)) for how in ("token_mean", "constant")),
     ):
         assert value.dtype == computed
 
 
-# --- KL ---------------------------------------------------------------------------------------------------------------
+# --- ratios -----------------------------------------------------------------------------------------------------------
+
+LEVELS = ["token", "sequence", "product"]
+SEQUENCES = st.lists(st.lists(st.tuples(*[st.floats(-3, -0.01)] * 2), min_size=1, max_size=6), min_size=1, max_size=4)
 
 
-def test_k3_by_hand():
-    # policy 1/2, reference 1/4: d = -log 2, 1/2 + log 2 - 1
-    value = kl_estimate(torch.tensor([0.5]).log(), torch.tensor([0.25]).log(), "k3")
-    assert value.item() == pytest.approx(math.log(2) - 0.5, rel=FP32)
-    assert kl_estimate(torch.tensor([-3.0]), torch.tensor([-3.0]), "k3").item() == 0.0
+def slow_ratios(sequences, level):
+    found = []
+    for tokens in sequences:
+        ratios = [math.exp(new - old) for new, old in tokens]
+        whole = math.prod(ratios)
+        by_level = {"token": ratios, "sequence": [whole ** (1 / len(tokens))] * len(tokens)}
+        found += by_level.get(level, [whole] * len(tokens))
+    return found
 
 
-def test_k3_against_exact_kl():
-    theta = doubles([0.3, -1.0, 2.0, 0.5], grad=True)
-    reference = doubles([1.0, 0.2, -0.7, 0.1]).log_softmax(0)
-
-    def expected(estimate):
-        current = theta.log_softmax(0)
-        return (current.exp() * estimate(current)).sum()
-
-    exact = expected(lambda current: current - reference)
-    expectation = expected(lambda current: kl_estimate(current, reference, "k3"))
-    torch.testing.assert_close(expectation, exact, rtol=FP64, atol=0)
-    torch.testing.assert_close(gradient(expectation, theta), gradient(exact, theta), rtol=FP64, atol=FP64)
-    # What a trainer averages over sampled tokens has no gradient through the sampling: that of KL(reference || policy).
-    current = theta.log_softmax(0)
-    sampled = (current.detach().exp() * kl_estimate(current, reference, "k3")).sum()
-    other_way = (reference.exp() * (reference - theta.log_softmax(0))).sum()
-    torch.testing.assert_close(gradient(sampled, theta), gradient(other_way, theta), rtol=FP64, atol=FP64)
+def test_ratios_by_hand():
+    # a sequence of ratios 2 and 8, one of 0.5 alone: geometric mean 4, product 16
+    old = doubles([0.125, 0.0625, 0.5]).log()
+    new, row = doubles([0.25, 0.5, 0.25]).log(), torch.tensor([0, 0, 1])
+    assert importance_ratio(new, old, row, "token").tolist() == pytest.approx([2, 8, 0.5], rel=FP64)
+    assert importance_ratio(new, old, row, "sequence").tolist() == pytest.approx([4, 4, 0.5], rel=FP64)
+    assert importance_ratio(new, old, row, "product").tolist() == pytest.approx([16, 16, 0.5], rel=FP64)
 
 
-@given(TOKENS)
-def test_k3_is_never_negative(tokens):
-    new, reference, _ = columns(tokens)
-    expected = [math.exp(r - n) - (r - n) - 1 for n, r, _ in tokens]
-    value = kl_estimate(new, reference, "k3")
-    assert value.tolist() == pytest.approx(expected, rel=FP64, abs=FP64)
-    assert (value >= 0).all()
+@given(SEQUENCES, st.sampled_from(LEVELS))
+def test_ratios_equal_loop(sequences, level):
+    new, old = columns([token for tokens in sequences for token in tokens])
+    row = torch.arange(len(sequences)).repeat_interleave(torch.tensor([len(tokens) for tokens in sequences]))
+    expected = slow_ratios(sequences, level)
+    assert importance_ratio(new, old, row, level).tolist() == pytest.approx(expected, rel=FP64)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_loss_of_sequences_by_finite_differences(level):
+    """With one advantage a sequence, as GSPO and RLOO have it; some ratios are clipped, from either side."""
+    torch.manual_seed(1)
+    row = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3])
+    new, old = (-torch.rand(8, dtype=torch.float64) for _ in range(2))
+    advantages = doubles([1.5, -1.0, 0.5, -2.0])[row]
+
+    def loss(x):
+        return clipped_surrogate(importance_ratio(x, old, row, level), advantages, 0.2, 0.3).loss.sum()
+
+    out = clipped_surrogate(importance_ratio(new, old, row, level), advantages, 0.2, 0.3)
+    assert 0 < (out.clip_low | out.clip_high).sum() < 8
+    assert torch.autograd.gradcheck(loss, new.requires_grad_())
+
+
+def test_each_token_of_a_sequence_takes_its_own_advantage():
+    """The mean of the ratios is shared, not the gradient: what one turn earned does not pay for another's tokens."""
+    row, old = torch.tensor([0, 0, 0]), doubles([-1.0, -2.0, -0.5])
+    new = (old + doubles([0.3, -0.1, 0.1])).requires_grad_()
+    ratio = importance_ratio(new, old, row, "sequence")
+    grads = gradient(clipped_surrogate(ratio, doubles([1.0, 0.0, -2.0]), 0.5, 0.5).loss.sum(), new)
+    assert grads[0].tolist() == pytest.approx([-math.exp(0.1), 0.0, 2 * math.exp(0.1)], rel=FP64)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_on_policy_every_level_is_reinforce(level):
+    new, row = doubles([-1.0, -2.0, -0.5], grad=True), torch.tensor([0, 0, 1])
+    advantages = doubles([1.5, 1.5, -2.0])
+    loss = clipped_surrogate(importance_ratio(new, new.detach().clone(), row, level), advantages, 0.2, 0.2).loss
+    # over the tokens of a sequence: their mean for tokens and GSPO, their sum for the product
+    share = (loss / doubles([2, 2, 1])).sum()
+    weights = doubles([1, 1, 1] if level == "product" else [1 / 2, 1 / 2, 1])
+    reinforce = -(advantages * weights * new).sum()
+    torch.testing.assert_close(gradient(share, new), gradient(reinforce, new), rtol=FP64, atol=0)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_ratios_of_no_tokens_and_of_absurd_ones(level):
+    none = torch.zeros(0, dtype=torch.int64)
+    assert importance_ratio(torch.zeros(0), torch.zeros(0), none, level).shape == (0,)
+    far = importance_ratio(torch.tensor([500.0, 500.0]), torch.zeros(2), torch.tensor([0, 0]), level)
+    assert far.tolist() == pytest.approx([math.exp(MAX_LOG_RATIO)] * 2, rel=FP32)
 
 
 # --- averaging --------------------------------------------------------------------------------------------------------

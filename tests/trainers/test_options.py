@@ -3,18 +3,54 @@
 import hashlib
 import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import gymnasium
 import pytest
 import torch
 
-from gymtune.agents import FunctionAgent, Renderer, TrajectoryWriter, rollout
+from gymtune.agents import FunctionAgent, Renderer, Sampling, TrajectoryWriter, rollout
 from gymtune.agents import torch_engine as engine_module
+from gymtune.agents.loading import load_agent
 from gymtune.agents.models import decoder as decoder_module
+from gymtune.envs import ChatEnv, Task
+from gymtune.rewards.components import Component
 from gymtune.tools.errors import ConfigError
+from gymtune.tools.messages import user
 from gymtune.trainers import TrainConfig, resolve, train
 from gymtune.trainers import update as update_module
 from gymtune.trainers.presets import PRESETS
+
+TURNS = "gymtune-test/Turns-v0"
+#: Several passes at a high rate: ratios leave 1.
+FAR = {"num_iterations": 2, "learning_rate": 1e-3}
+#: The reference moves, and what it moves by counts.
+FOLLOWING = {"beta": 0.5, "sync_ref_model": True}
+#: Stands for the folder of the tiny model, which is known to the tests alone.
+TINY = "the tiny model"
+
+
+class TurnsEnv(ChatEnv):
+    """Two sums, each answer paid by how it looks; a first answer that begins with 1 breaks the checker."""
+
+    pays_without_success = True
+
+    def __init__(self, **options):
+        tasks = [Task(f"turns/{a}", (user(f"What is {a} + 4?"),), str(a + 4)) for a in range(10)]
+        super().__init__(tasks, [Component("looks", "turn", self.looks)], max_turns=2, **options)
+
+    def looks(self, episode):
+        broken = episode.turn == 1 and episode.answer.startswith("1")
+        return None if broken else float(sum(map(ord, episode.answer)) % 5)
+
+    def user_reply(self, episode):
+        return "What is 2 + 5?" if episode.turn == 1 else None
+
+
+if TURNS not in gymnasium.registry:
+    gymnasium.register(TURNS, entry_point=TurnsEnv)
 
 #: key -> (what must differ, how the second run differs, what both runs have besides)
 CASES = {
@@ -52,21 +88,72 @@ CASES = {
     "max_cache_tokens": ("metrics", 30, {}),
     "layers": ("passes", "deterministic", {}),
     "beta": ("weights", 0.5, {}),
-    "epsilon": ("weights", 1e-4, {"num_iterations": 2, "learning_rate": 1e-3}),
-    "epsilon_high": ("weights", 1e-4, {"num_iterations": 2, "learning_rate": 1e-3}),
-    "scale_rewards": ("weights", "none", {}),
+    "kl_estimator": ("weights", "k2", {"beta": 0.5}),
+    "kl_in": ("weights", "reward", {"beta": 0.5, "kl_in": "loss"}),
+    "entropy_coef": ("weights", 0.1, {}),
+    "credit": ("weights", "turn", {"env": TURNS, "importance_sampling_level": "token"}),
+    "min_group_size": ("weights", 4, {"env": TURNS}),
+    "overlong_buffer": ("weights", 3, {}),
+    "importance_sampling_level": ("weights", "sequence", FAR | {"importance_sampling_level": "token"}),
+    "importance_sampling_correction": ("metrics", "token_truncate", {}),
+    "importance_sampling_cap": ("weights", 0.5, {"importance_sampling_correction": "token_truncate"}),
+    "epsilon": ("weights", 1e-4, FAR | {"epsilon": 0.2}),
+    "epsilon_high": ("weights", 1e-4, FAR | {"epsilon_high": 0.2}),
+    "scale_rewards": ("weights", "batch", {"scale_rewards": "group"}),
     "mask_truncated_completions": ("weights", True, {"max_completion_length": 2}),
     "reward_weights": ("weights", {"gt": 0.1, "unfinished": 1.0}, {"max_completion_length": 2}),
     "reward_model": ("metrics", "stub", {}),
+    "normalize_scores": ("metrics", True, {"reward_model": "stub"}),
+    "score_clip": ("metrics", 0.5, {"reward_model": "stub"}),
+    "dynamic_sampling": ("metrics", True, {"dynamic_sampling": False}),
+    "max_resampling": ("metrics", 1, {"dynamic_sampling": True}),
+    "thinking_ratio": ("metrics", 0.5, {}),
+    "chat_template_kwargs": ("metrics", {"enable_thinking": False}, {}),
+    "gamma": ("weights", 0.5, {}),
+    "lam": ("weights", 0.0, {}),
+    "critic_model": ("weights", TINY, {}),
+    "critic_backbone": ("weights", "shared", {}),
+    "critic_learning_rate": ("weights", 1e-4, {}),
+    "critic_warmup_steps": ("weights", 1, {}),
+    "vf_coef": ("metrics", 2.0, {}),
+    "cliprange_value": ("weights", 1e-3, {}),
+    "whiten_advantages": ("weights", False, {}),
+    "num_ppo_epochs": ("weights", 3, {}),
+    "early_stop_kl": ("metrics", 1e-9, {}),
+    "debug_log_ratio": ("metrics", True, {}),
     "lora_r": ("weights", 4, {}),
     "lora_alpha": ("weights", 64, {"lora_r": 2}),
     "lora_dropout": ("weights", 0.5, {"lora_r": 2}),
     "lora_target_modules": ("weights", ["q_proj", "mlp.down_proj"], {"lora_r": 2}),
     "control": ("weights", "shuffle_rewards", {}),
     "save_trajectories": ("files", False, {}),
+    "report_to": ("mirrored", ["tensorboard"], {}),
+    "eval_steps": ("metrics", 1, {}),
+    "eval_tasks": ("metrics", 8, {"eval_steps": 1, "eval_tasks": 16}),
+    "eval_env_args": ("metrics", {"levels": [2]}, {"eval_steps": 1, "eval_tasks": 16}),
+    "debug_mode": ("files", True, {}),
+    "debug_interval": ("debug", 1, {"debug_mode": True}),
+    "sync_ref_model": ("files", True, {"beta": 0.5}),
+    "ref_model_sync_steps": ("weights", 1, FOLLOWING | {"ref_model_sync_steps": 2}),
+    "ref_model_mixup_alpha": ("weights", 0.1, FOLLOWING | {"ref_model_sync_steps": 1}),
 }
-CLOCK = {"step_time", "time/rollout"}
-PAIRS = [(algo, key) for algo, preset in PRESETS.items() for key in sorted(preset.reads & CASES.keys())]
+#: Added to the tiny model's template, which knows no thinking.
+THINKING = "{% if add_generation_prompt and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+CLOCK = {"step_time", "time/rollout", "time/eval"}
+FIRST = ("grpo", "ppo", "sft", "cispo")
+
+
+def quick(algo, key):
+    """Tell whether a pair is in the normal suite: one algorithm that reads the key, and all that pin it."""
+    readers = [name for name in FIRST if key in PRESETS[name].reads and key not in PRESETS[name].pinned]
+    return key in PRESETS[algo].pinned or algo in readers[:1] or (algo, key) == ("cispo", "epsilon_high")
+
+
+PAIRS = [
+    pytest.param(algo, key, marks=() if quick(algo, key) else pytest.mark.slow)
+    for algo, preset in PRESETS.items()
+    for key in sorted(preset.reads & CASES.keys())
+]
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +168,9 @@ def mixed_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def outcome(taught_model, tiny_renderer, mixed_file, tmp_path_factory):
+def outcome(taught_model, tiny_model, tiny_renderer, mixed_file, tmp_path_factory):
     """Run a config of two steps and return what can be seen of it; the same config is run once."""
-    forwards, threads, layers, passes, known = [], [], [], [], {}
+    forwards, threads, layers, passes, mirrored, known = [], [], [], [], [], {}
     plain_passes = engine_module.ModelPasses
 
     def noted(model, cache, layers):
@@ -91,19 +178,23 @@ def outcome(taught_model, tiny_renderer, mixed_file, tmp_path_factory):
         return plain_passes(model, cache, layers)
 
     checkpointed = decoder_module.checkpoint
-    plain = update_module.policy_logprobs
+    plain = update_module.hidden_states
 
     def run(algo, **changes):
         source = {"data": str(mixed_file), "batch_size": 8}
         if algo != "sft":
             source = {"env": "gymtune/Arithmetic-v0", "prompts_per_step": 4, "num_generations": 4}
             source |= {"max_completion_length": 4}
+        if "trajectories" in changes:
+            source = {"prompts_per_step": 4}
         where = tmp_path_factory.mktemp("options") / "run"
         base = {"model": str(taught_model), "output_dir": str(where), "max_steps": 2, "learning_rate": 0.01}
+        changes = {key: str(tiny_model) if value == TINY else value for key, value in changes.items()}
         forwards.clear()
         layers.clear()
         passes.clear()
         threads.clear()
+        mirrored.clear()
         try:
             folder = train(TrainConfig(algo=algo, **(base | source | changes)))
         except ConfigError as error:
@@ -118,6 +209,8 @@ def outcome(taught_model, tiny_renderer, mixed_file, tmp_path_factory):
             "layers": len(layers),
             "passes": list(passes),
             "threads": list(threads),
+            "mirrored": len(mirrored),
+            "debug": (where / "debug.jsonl").read_text().count("\n") if (where / "debug.jsonl").exists() else 0,
         }
 
     def once(algo, **changes):
@@ -127,12 +220,20 @@ def outcome(taught_model, tiny_renderer, mixed_file, tmp_path_factory):
         return known[key]
 
     once.again = run
+    thinker = Renderer(tiny_renderer.tokenizer, chat_template=tiny_renderer.chat_template + THINKING)
+
+    def loaded(folder, template_options=None, **_):
+        return thinker.with_options(template_options or {})
+
+    writer = SimpleNamespace(add_scalar=lambda *point: mirrored.append(point), flush=int, close=int)
+    tensorboard = SimpleNamespace(SummaryWriter=lambda **_: writer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Renderer, "from_folder", lambda folder: tiny_renderer)  # as loaded, only sooner
+        patch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
+        patch.setattr(Renderer, "from_folder", loaded)  # as loaded, only sooner
         patch.setattr(torch, "set_num_threads", threads.append)
         patch.setattr(engine_module, "ModelPasses", noted)
         patch.setattr(decoder_module, "checkpoint", lambda *a, **k: layers.append(a) or checkpointed(*a, **k))
-        patch.setattr(update_module, "policy_logprobs", lambda *args: forwards.append(args) or plain(*args))
+        patch.setattr(update_module, "hidden_states", lambda *args: forwards.append(args) or plain(*args))
         yield once
 
 
@@ -143,18 +244,21 @@ def test_the_table_is_complete():
         "model",
         "output_dir",
         "data",
+        "trajectories",
     }
 
 
 @pytest.mark.parametrize(("algo", "key"), PAIRS)
 def test_an_option_changes_something(outcome, algo, key):
     seen, value, besides = CASES[key]
-    if key in PRESETS[algo].pinned:
-        assert "pins it to" in outcome_error(algo, {key: value})
+    preset = PRESETS[algo]
+    if key in preset.pinned:
+        other = value if value != preset.values[key] else besides[key]
+        assert "pins it to" in outcome_error(algo, {key: other})
         return
     if key == "device" and torch.cuda.is_available():
         seen = "weights"
-    besides = {name: other for name, other in besides.items() if name in PRESETS[algo].reads}
+    besides = {name: other for name, other in besides.items() if name in preset.reads - preset.pinned.keys()}
     first, second = outcome(algo, **besides), outcome(algo, **(besides | {key: value}))
     assert first["error"] is None
     assert first[seen] != second.get(seen)
@@ -180,6 +284,19 @@ def test_algorithm_model_and_data_are_what_was_asked_for(outcome, tiny_model, su
     assert len({outcome(algo)["weights"] for algo in PRESETS}) == len(PRESETS)
     assert outcome("sft", model=str(tiny_model))["weights"] != sft["weights"]
     assert outcome("sft", data=str(sums_file))["weights"] != sft["weights"]
+
+
+@pytest.mark.parametrize("algo", ["grpo", "ppo"])
+def test_stored_episodes_are_what_is_learnt_from(outcome, algo, taught_model, tmp_path):
+    """All algorithms learn from them in `test_build.py`; another file, other weights."""
+    agent = load_agent(taught_model, Sampling(max_new_tokens=4))
+    for seed in (0, 1):
+        with TrajectoryWriter(tmp_path / f"{seed}.jsonl") as writer:
+            for trajectory in rollout("gymtune/Arithmetic-v0", agent, 8, num_generations=4, seed=seed):
+                writer.append(trajectory)
+    first, second = (outcome(algo, trajectories=str(tmp_path / f"{seed}.jsonl")) for seed in (0, 1))
+    assert first["error"] is None
+    assert len({one["weights"] for one in (first, second, outcome(algo))}) == 3
 
 
 def test_the_commands_in_the_docs_are_accepted():

@@ -55,6 +55,15 @@ def test_sft_shows_the_loss_and_one_step_is_enough(tmp_path: Path, drawn) -> Non
     assert drawn == [("loss", [(1, 2.5)])]
 
 
+def test_evaluations_have_a_panel_of_their_own(tmp_path: Path, drawn) -> None:
+    lines = [{"step": 0, "eval/success": 0.25}, *({"step": s, "reward": 0.5, "success": 0.5} for s in (1, 2))]
+    lines[2]["eval/success"] = 0.75
+    run = run_of(tmp_path / "run", lines)
+    reward_curve(run, run / "curve.png")
+    assert [name for name, _ in drawn] == ["reward", "success", "eval/success"]
+    assert drawn[2][1] == [(0, 0.25), (2, 0.75)]
+
+
 def test_steps_where_every_episode_failed_are_left_out(tmp_path: Path, drawn) -> None:
     lines = [{"step": 1, "reward": 0.5, "success": 0.5}, {"step": 2}, {"step": 3, "reward": 1.0, "success": 1.0}]
     run = run_of(tmp_path / "run", lines)

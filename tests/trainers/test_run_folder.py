@@ -69,7 +69,15 @@ def test_resume_with_other_options_names_the_key(resolved, run, changes, message
 
 def test_resume_lets_what_is_not_learnt_change(resolved, run):
     free = {"save_steps": 1, "save_total_limit": 9, "logging_steps": 3, "torch_threads": 1, "save_trajectories": False}
+    free |= {"report_to": ["wandb"], "debug_mode": True, "debug_interval": 3}
     assert RunFolder.resume(resolved(**free)).path == run.path
+
+
+def test_a_run_has_one_id_and_a_folder_that_was_not_begun_gets_no_file(run, tmp_path):
+    assert RunFolder(run.path).run_id == run.run_id == (run.path / "run_id").read_text()
+    dry = RunFolder(tmp_path / "dry")
+    assert dry.run_id == dry.run_id != run.run_id
+    assert not dry.path.exists()
 
 
 # --- metrics --------------------------------------------------------------------------------------------------------
@@ -85,7 +93,24 @@ def test_metrics_are_rewound_to_the_checkpoint(run):
     assert [line["step"] for line in run.read_metrics()] == [1, 2, 3, 4]
     run.rewind(0)
     assert run.read_metrics() == []
-    assert sorted(path.name for path in run.path.iterdir()) == ["config.json", "metrics.jsonl"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["config.json", "metrics.jsonl", "run_id"]
+
+
+def test_evaluations_before_the_first_step_are_metrics_of_step_0(run):
+    run.log({"step": 0, "eval/success": 0.5})
+    run.log({"step": 1})
+    run.rewind(0)
+    assert run.read_metrics() == [{"step": 0, "eval/success": 0.5}]
+    run.rewind(-1)
+    assert run.read_metrics() == []
+
+
+def test_samples_are_rewound_with_the_metrics(run):
+    run.log_debug([{"step": 1, "why": ["best"]}, {"step": 1, "why": ["worst"]}])
+    run.log_debug([{"step": 3, "why": ["best"]}])
+    run.rewind(1)
+    lines = [json.loads(line) for line in run.debug.read_text().splitlines()]
+    assert lines == [{"step": 1, "why": ["best"]}, {"step": 1, "why": ["worst"]}]
 
 
 @pytest.mark.parametrize("torn", ['{"step": 3, "rew', '{"step": 3}', "\x00\x00"])
@@ -104,6 +129,20 @@ def test_metrics_that_cannot_be_written_are_an_error(run):
     run.metrics.mkdir()
     with pytest.raises(RunError, match=r"metrics.jsonl: cannot write: Is a directory"):
         run.log({"step": 1})
+
+
+def test_a_record_is_whole_or_absent(run):
+    assert json.loads(run.write_json("handoff.json", {"prefix": "grpo"}).read_text()) == {"prefix": "grpo"}
+    (run.path / "there").mkdir()
+    with pytest.raises(RunError, match=r"there: cannot write"):
+        run.write_json("there", {})
+
+
+def test_a_batch_is_written_anew_when_a_step_breaks_again(run):
+    for size in (3, 2):
+        file = run.write_nonfinite(12, [{"reward": number} for number in range(size)])
+    assert file.name == "nonfinite_step_000012.jsonl"
+    assert len(file.read_text().splitlines()) == 2
 
 
 # --- trajectories and checkpoints -----------------------------------------------------------------------------------
