@@ -310,6 +310,14 @@ def evaluate(
     template = _template_args(chat_template_arg)
     placing |= {"max_cache_tokens": max_cache_tokens, "layers": layers, "chat_template_kwargs": template}
     found: dict[str, dict[str, Evaluation]] = {}
+    asked: dict[str, Any] = {"env": env, "env_args": env_args, "n": n, "seed": seed, "chat_template_kwargs": template}
+    asked["sampling"] = {mode: drawn.model_dump() for mode, drawn in modes.items()}
+
+    def keep() -> None:  # before the first, so that a place where nothing can be written costs no minutes
+        if json_file is not None:
+            write_evaluations(json_file, asked, found)
+
+    keep()
     for folder in dict.fromkeys(model):
         acting = _policy(folder, modes["sampled"], placing, concurrency)
         make = env_factory(env, acting, env_args, weights)
@@ -318,11 +326,8 @@ def evaluate(
             with _Progress(f"{folder} {mode}", n) as progress:
                 done = run_evaluation(make, acting, n, seed=seed, concurrency=concurrency, on_finish=progress.episode)
             found.setdefault(folder, {})[mode] = done
+            keep()
     _show_evaluations(found)
-    if json_file is not None:
-        asked: dict[str, Any] = {"env": env, "env_args": env_args, "n": n, "seed": seed}
-        asked["chat_template_kwargs"] = template
-        write_evaluations(json_file, asked | {"sampling": {m: drawn.model_dump() for m, drawn in modes.items()}}, found)
 
 
 # -- envs, models ------------------------------------------------------------------------------------------------------

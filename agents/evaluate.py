@@ -137,6 +137,7 @@ def write_evaluations(path: Path, asked: Mapping[str, Any], found: Mapping[str, 
     """Write what was asked for and, by model and mode, what was found, as JSON. Raises ConfigError."""
     numbers = {model: {mode: e.to_dict() for mode, e in modes.items()} for model, modes in found.items()}
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**asked, "models": numbers}, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot write: {error.strerror or error}") from error

@@ -140,9 +140,9 @@ def test_a_model_evaluated_twice_gives_the_same_numbers_and_another_seed_others(
 
 def test_evaluations_are_written_as_json(tmp_path: Path) -> None:
     found = evaluate(CALCULATOR, ScriptedAgent(), 4)
-    write_evaluations(tmp_path / "e.json", {"env": CALCULATOR}, {"gold": {"sampled": found}})
-    written = json.loads((tmp_path / "e.json").read_text())
+    write_evaluations(tmp_path / "new" / "e.json", {"env": CALCULATOR}, {"gold": {"sampled": found}})
+    written = json.loads((tmp_path / "new" / "e.json").read_text())
     assert written["env"] == CALCULATOR
     assert written["models"]["gold"]["sampled"] == found.to_dict()
     with pytest.raises(ConfigError, match="cannot write"):
-        write_evaluations(tmp_path / "e.json" / "below", {}, {})
+        write_evaluations(tmp_path / "new" / "e.json" / "below", {}, {})

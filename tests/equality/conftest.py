@@ -209,7 +209,6 @@ def theirs(trl: Any, tiny_model: Path, weights: Weights, tmp_path_factory: pytes
 
     scratch = tmp_path_factory.mktemp("trl")
 
-    @warnings.catch_warnings(action="ignore")  # of what TRL calls in transformers
     def run(config: TrainConfig, samples: list[Sample], drift: float) -> Outcome:
         model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
         give(model, weights(0.0))
@@ -322,6 +321,8 @@ def compare(ours: Side, theirs: Side, tiny_model: Path) -> Callable[..., tuple[l
         config = TrainConfig(algo=algo, num_iterations=passes, **(where | sizes | dict(changes)))
         eos, vocabulary = decoder.eos_token_ids[0], decoder.vocab_size
         samples = make_samples(REWARDS[rewards], tools=tools, eos=eos, vocabulary=vocabulary)
-        return samples, ours(config, samples, drift), theirs(config, samples, drift)
+        mine = ours(config, samples, drift)
+        with warnings.catch_warnings(action="ignore"):  # TRL calls what transformers will drop
+            return samples, mine, theirs(config, samples, drift)
 
     return both
