@@ -8,7 +8,7 @@ from typing import Any
 
 from .trajectory import Trajectory
 
-_SHOWN = ("reward", "success", "loss")
+_SHOWN = ("reward", "success", "eval/success", "loss")
 
 
 class Meter:

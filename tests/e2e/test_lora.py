@@ -25,7 +25,7 @@ LORA = {"lora_r": 4, "lora_alpha": 8, "max_steps": 3, "save_steps": 1, "learning
 ONLINE = {"env": "gymtune/Arithmetic-v0", "prompts_per_step": 4, "num_generations": 4, "max_completion_length": 4}
 CLOCK = {"step_time", "time/rollout"}
 IDS = torch.arange(20)[None] * 3
-CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # merged, the products round elsewhere
+CLOSE = {"atol": 5e-5, "rtol": 1e-5}  # merged, the products round elsewhere
 
 
 def config(algo, model, data, run, **changes):

@@ -49,6 +49,7 @@ class Setting:
 CUT = {"mask_truncated_completions": True}
 WIDE = {"epsilon": 0.1, "epsilon_high": 0.2}  # of sequences: GSPO's own bounds clip nearly all of these
 BETA = {"beta": 0.1}
+NEAR = 0.05  # drift: where a ratio is a product over many tokens it is large, and so are rounding and gradients
 
 
 def corrected(how: str, **changes: Any) -> dict[str, Any]:
@@ -99,13 +100,17 @@ SETTINGS = [
     Setting("cispo", "scale_rewards batch, temperature 0.7", {"scale_rewards": "batch", "temperature": 0.7}),
     Setting("cispo", "correction sequence_mask", corrected("sequence_mask")),
     Setting("rloo", "on policy", drift=0.0),
-    Setting("rloo", "second pass"),
-    Setting("rloo", "beta 0", {"beta": 0.0}),
-    Setting("rloo", "normalized advantages", {"scale_rewards": "batch"}),
-    Setting("rloo", "epsilon_high 0.5, temperature 0.7", {"epsilon_high": 0.5, "temperature": 0.7}),
-    Setting("rloo", "two rewards unknown", rewards="two unknown", counts_all="sequences"),
-    Setting("rloo", "mask_truncated_completions, beta 0", CUT | {"beta": 0.0}, counts_all="sequences"),
+    Setting("rloo", "second pass", drift=NEAR),
+    Setting("rloo", "beta 0", {"beta": 0.0}, drift=NEAR),
+    Setting("rloo", "normalized advantages", {"scale_rewards": "batch"}, drift=NEAR),
+    Setting("rloo", "epsilon 0.1, epsilon_high 0.5", {"epsilon": 0.1, "epsilon_high": 0.5}, drift=NEAR),
+    Setting("rloo", "temperature 0.7", {"temperature": 0.7}, drift=NEAR / 2),
+    Setting("rloo", "two rewards unknown", rewards="two unknown", counts_all="sequences", drift=NEAR),
+    Setting("rloo", "mask_truncated_completions, beta 0", CUT | {"beta": 0.0}, counts_all="sequences", drift=NEAR),
 ]
+
+MEASURED = [setting for setting in SETTINGS if setting.rewards == "all differ"]
+"""A token of advantage 0 is not computed here, so in the others TRL's means are over more tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -179,10 +184,8 @@ def test_equal(setting: Setting, outcomes: Callable[[Setting], Any], table: Call
     assert off_share < SHARE
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"{setting.algo}: {setting.name}")
+@pytest.mark.parametrize("setting", MEASURED, ids=lambda setting: f"{setting.algo}: {setting.name}")
 def test_metrics_are_theirs(setting: Setting, outcomes: Callable[[Setting], Any]) -> None:
-    if setting.rewards != "all differ":
-        pytest.skip("a token of advantage 0 is not computed, so it is not measured: TRL's means are over other tokens")
     _, ours, theirs = outcomes(setting)
     names = [name for name in ours.metrics.keys() & theirs.metrics.keys() if name.startswith(SHARED)]
     if setting.algo in ("gspo", "rloo"):  # one ratio a sequence
