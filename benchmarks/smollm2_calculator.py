@@ -47,7 +47,7 @@ def main() -> None:
     gymtune("rollout", "--env", ENV, "--agent", "scripted", "-n", 2000, "--out", out / "expert.jsonl")
     gymtune(
         "train", "--algo", "sft", "--model", options.model, "--data", out / "expert.jsonl", "--output", out / "sft",
-        "--max-steps", 40, "--batch-size", 16, "--learning-rate", 2e-4, "--set", "warmup_steps=5",
+        "--max-steps", 5, "--batch-size", 16, "--learning-rate", 2e-4, "--set", "warmup_steps=3",
         "--set", "lr_scheduler_type=constant", "--set", "save_steps=0", *seed, threads=None,
     )  # fmt: skip
     evaluate("after sft", out / "sft/full_sft")

@@ -40,7 +40,7 @@ WANTED = {PROMPTS[0]: 1.8, PROMPTS[1]: 5.0}
 _QUESTIONS = 64  # of equal length; each step draws two
 _ROUNDS = 3  # at most: a step of the peer takes minutes
 _LEARNING_RATE = 1e-6
-_MICRO_BATCH = 8  # TRL's default
+_MICRO_BATCH = {PROMPTS[0]: 8, PROMPTS[1]: 2}  # of the peer: 8 is its default, and 20 GB with long prompts
 _CHECKPOINTING = False  # TRL's default is True, and a third more forward work
 
 Step = dict[str, Any]
@@ -156,7 +156,7 @@ def _contest(settings: Settings, folder: Path, renderer: Renderer, tokens: int, 
         "model": str(folder), "scratch": str(settings.scratch / "trl"), "threads": settings.threads,
         "steps": settings.rounds + 1, "questions": [[user(text)] for text in questions], "prompts": GROUPS,
         "generations": samples, "new_tokens": new_tokens, "learning_rate": _LEARNING_RATE,
-        "micro_batch": min(_MICRO_BATCH, GROUPS * samples), "checkpointing": _CHECKPOINTING,
+        "micro_batch": min(_MICRO_BATCH[tokens], GROUPS * samples), "checkpointing": _CHECKPOINTING,
     }  # fmt: skip
     with Theirs(python, job) as theirs:
         contenders[PEER] = lambda: taken(PEER, theirs.step())
