@@ -134,8 +134,8 @@ class Updater:
             critic_norm = float(clip(self.critic_parameters, config.max_grad_norm))
             if not all(math.isfinite(number) for number in (loss, norm, critic_norm)):
                 raise NonFiniteError(
-                    f"step {step + 1}: the loss is {loss} and the gradient norm {norm + critic_norm}; this update was not "
-                    "made. Lower learning_rate or max_grad_norm, or look at the step's trajectories"
+                    f"step {step + 1}: the loss is {loss} and the gradient norm {norm + critic_norm}; this update was "
+                    "not made. Lower learning_rate or max_grad_norm, or look at the step's trajectories"
                 )
             if not dry:
                 self.optimizer.step()

@@ -342,7 +342,7 @@ def test_a_loss_that_is_not_finite_touches_nothing(decoder, config, trajectories
         broken = model.model.norm.weight[0].item()
         model.model.norm.weight[0] = float("nan")
     with pytest.raises(
-        NonFiniteError, match=r"step 1: the loss is nan and the gradient norm nan; this update was not made"
+        NonFiniteError, match=r"step 2: the loss is nan and the gradient norm nan; this update was not made"
     ):
         updater.update([rows], 1, UpdateStats())
     with torch.no_grad():
