@@ -7,13 +7,14 @@ READY := .venv/.ready
 PEERS := .venv-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-all demo bench peers
+.PHONY: help setup check test test-all test-learns demo bench peers
 
 help:
 	@echo "make setup     virtual environment and dependencies, once"
 	@echo "make check     lint, format, types"
 	@echo "make test      tests, bar the slow ones and those for a GPU"
 	@echo "make test-all  tests, bar those for a GPU"
+	@echo "make test-learns  every algorithm on a toy, with a table of what it reached"
 	@echo "make demo      a tool-using agent learns: SFT, then GRPO, minutes on a laptop"
 	@echo "make bench     speed and memory; against TRL too after make peers"
 
@@ -36,6 +37,9 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/pytest -q -m "not gpu"
+
+test-learns: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -s tests/learns
 
 demo: $(READY)
 	$(BIN)/python benchmarks/demo.py

@@ -1,6 +1,6 @@
 """A toy that a small model learns in seconds: say the digit that was named. And a model that mostly guesses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -51,6 +51,24 @@ def echo_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             for trajectory in rollout(TOY, agent, 10, num_generations=60):
                 writer.append(trajectory)
     return {name: folder / f"{name}.jsonl" for name in agents}
+
+
+@pytest.fixture(scope="session")
+def learnt() -> Iterator[Callable[..., None]]:
+    """Note what an algorithm reached; the table is printed at the end (`pytest -s`, `make test-learns`)."""
+    table: dict[str, dict[str, Any]] = {}
+
+    def note(algo: str, **found: Any) -> None:
+        table.setdefault(algo, {}).update(found)
+
+    yield note
+    heads = ("algorithm", "floor", "reached", "seconds", "with its loss replaced by 0", "with shuffled rewards")
+    print(f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    for algo, row in table.items():
+        cells = [
+            f"{row[key]:.2f}" if key in row else "-" for key in ("floor", "reached", "seconds", "without", "shuffled")
+        ]
+        print(f"| {algo} | {' | '.join(cells)} |")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ The best is 1, chance 0.1, and the model that RL starts from is right about four
 
 from dataclasses import replace
 from statistics import fmean
+from time import perf_counter
 
 import pytest
 import torch
@@ -63,22 +64,27 @@ def sft(run, fresh, echo_files):
     return run(algo="sft", model=str(fresh), data=str(echo_files["right"]), max_steps=60, learning_rate=1e-2)
 
 
-def test_sft_learns(run, fresh, echo_files):
+def test_sft_learns(run, fresh, echo_files, learnt):
+    began = perf_counter()
     folder, lines = sft(run, fresh, echo_files)
+    learnt("sft", floor=FLOOR, reached=success(folder), seconds=perf_counter() - began)
     assert lines[-1]["loss"] < 0.1 * lines[0]["loss"]
     assert success(folder) >= FLOOR
     assert success(folder, greedy=True) == 1.0
 
 
 @pytest.mark.usefixtures("no_loss")
-def test_sft_without_a_loss_learns_nothing(run, fresh, echo_files):
+def test_sft_without_a_loss_learns_nothing(run, fresh, echo_files, learnt):
     folder, _ = sft(run, fresh, echo_files)
+    learnt("sft", without=success(folder))
     assert success(folder) <= CEILING
 
 
 @pytest.mark.parametrize("algo", methods("grpo", "dapo", "rloo"))
-def test_rl_learns(run, guesser, algo):
+def test_rl_learns(run, guesser, algo, learnt):
+    began = perf_counter()
     folder, lines = run(algo=algo, model=str(guesser), **RL)
+    learnt(algo, floor=FLOOR, reached=success(folder), seconds=perf_counter() - began)
     assert lines[0]["reward"] <= CEILING
     assert fmean(line["reward"] for line in lines[-5:]) >= FLOOR
     assert success(folder) >= FLOOR
@@ -86,14 +92,16 @@ def test_rl_learns(run, guesser, algo):
 
 @pytest.mark.parametrize("algo", methods("grpo", "dapo", "rloo"))
 @pytest.mark.usefixtures("no_loss")
-def test_rl_without_a_loss_learns_nothing(run, guesser, algo):
+def test_rl_without_a_loss_learns_nothing(run, guesser, algo, learnt):
     folder, lines = run(algo=algo, model=str(guesser), **RL)
+    learnt(algo, without=success(folder))
     assert fmean(line["reward"] for line in lines[-5:]) <= CEILING
     assert success(folder) <= CEILING
 
 
 @pytest.mark.parametrize("algo", methods("grpo"))
-def test_rl_with_shuffled_rewards_learns_nothing(run, guesser, algo):
+def test_rl_with_shuffled_rewards_learns_nothing(run, guesser, algo, learnt):
     folder, lines = run(algo=algo, model=str(guesser), control="shuffle_rewards", **RL)
+    learnt(algo, shuffled=success(folder))
     assert fmean(line["reward"] for line in lines[-5:]) <= CEILING
     assert success(folder) <= CEILING

@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from time import perf_counter
 
 import pytest
 import torch
@@ -45,8 +46,10 @@ def last(lines, name):
     return fmean(line[name] for line in lines[-5:])
 
 
-def test_ppo_learns(run, turns_guesser):
+def test_ppo_learns(run, turns_guesser, learnt):
+    began = perf_counter()
     folder, lines = run(model=str(turns_guesser), **PPO)
+    learnt("ppo (turns right)", floor=FLOOR, reached=last(lines, "reward"), seconds=perf_counter() - began)
     assert folder.name == "ppo_actor"
     assert lines[0]["reward"] <= CEILING
     assert last(lines, "reward") >= FLOOR
@@ -55,8 +58,9 @@ def test_ppo_learns(run, turns_guesser):
 
 
 @pytest.mark.usefixtures("no_loss")
-def test_ppo_without_a_loss_learns_nothing(run, turns_guesser):
+def test_ppo_without_a_loss_learns_nothing(run, turns_guesser, learnt):
     _, lines = run(model=str(turns_guesser), **PPO)
+    learnt("ppo (turns right)", without=last(lines, "reward"))
     assert last(lines, "reward") <= CEILING
     assert last(lines, "val/explained_variance") >= STILL_EXPLAINED
 
