@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,8 +12,9 @@ from torch import Tensor, nn
 from ..agents.loading import place_model
 from ..agents.models import LanguageModel, check_vocabulary, load_any, save_any
 from ..agents.models.folder import copy_tokenizer
+from ..agents.models.misfits import copy_weights
 from ..agents.renderer import Renderer
-from ..tools.errors import ConfigError, ModelError, RunError
+from ..tools.errors import ConfigError, RunError
 from .batch import MicroBatch
 from .config import TrainConfig
 from .policy import hidden_states
@@ -69,7 +69,7 @@ class Critic(nn.Module):
         if self.backbone is not None:
             dtype, device = self.backbone.head_weight.dtype, self.backbone.head_weight.device
             stored = load_any(folder, dtype, device)
-            _copy(dict(self.backbone.named_parameters()), dict(stored.named_parameters()), folder)
+            copy_weights(dict(self.backbone.named_parameters()), dict(stored.named_parameters()), folder)
         self.load_head(folder)
 
     def load_head(self, folder: Path) -> None:
@@ -78,7 +78,7 @@ class Critic(nn.Module):
             tensors = load_file(folder / HEAD)
         except (OSError, SafetensorError) as error:
             raise RunError(f"{folder / HEAD}: cannot read: {error}; the critic was not saved whole") from error
-        _copy({"weight": self.head.weight}, tensors, folder / HEAD)
+        copy_weights({"weight": self.head.weight}, tensors, folder / HEAD)
 
 
 def make_critic(config: TrainConfig, policy: LanguageModel, renderer: Renderer | None) -> Critic:
@@ -124,14 +124,3 @@ def check_critic(folder: Path, renderer: Renderer, policy: str) -> None:
             f"critic_model {folder} has another vocabulary than the policy {policy}: {len(theirs)} tokens against "
             f"{len(ours)}; id {number} is {token!r} in {known[0]} alone. Take a critic with the policy's tokenizer"
         )
-
-
-@torch.no_grad()
-def _copy(own: Mapping[str, Tensor], stored: Mapping[str, Tensor], where: Path) -> None:
-    """Copy tensors by name, all or none."""
-    for name in sorted(own.keys() | stored.keys()):
-        if name not in own or name not in stored or own[name].shape != stored[name].shape:
-            shapes = [tuple(found[name].shape) if name in found else "absent" for found in (own, stored)]
-            raise ModelError(f"{where}: {name} is {shapes[1]}, the critic wants {shapes[0]}: it is of another model")
-    for name, tensor in own.items():
-        tensor.copy_(stored[name])

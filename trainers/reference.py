@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ..agents.models import LanguageModel
+from ..agents.models.misfits import copy_weights
 from ..tools.errors import RunError
 
 REFERENCE = "reference.safetensors"
@@ -32,21 +33,14 @@ def save_reference(reference: LanguageModel, folder: Path) -> None:
     save_file(weights, folder / REFERENCE)
 
 
-@torch.no_grad()
 def load_reference(reference: LanguageModel, folder: Path) -> None:
-    """Give the reference the weights it had in a checkpoint. Raises RunError for a file that is not of this model."""
+    """Give the reference the weights it had in a checkpoint.
+
+    Raises RunError for a file that cannot be read, ModelError for one of another model.
+    """
     file = folder / REFERENCE
     try:
         stored = load_file(file)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{file}: cannot read: {error}; remove {folder} and --resume from the one before") from error
-    own = dict(reference.named_parameters())
-    shapes = ({name: tuple(weight.shape) for name, weight in each.items()} for each in (own, stored))
-    wanted, found = shapes
-    if wanted != found:
-        odd = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-        raise RunError(
-            f"{file}: {odd[0]} is {found.get(odd[0])}, the model's is {wanted.get(odd[0])} ({len(odd)} differ)"
-        )
-    for name, weight in own.items():
-        weight.copy_(stored[name])
+    copy_weights(dict(reference.named_parameters()), stored, file)

@@ -1,7 +1,7 @@
 """A decoder's layers for sampling on a CPU: its matrices copied into the blocked layout of oneDNN's products.
 
 At the few rows of decoding a product waits for its weights, and the plain layout is read badly: measured on two cores
-with AVX512, 576 x 3072 at 32 rows runs at 102 GFLOP/s plain and at 175 packed, at 1 row at 5.7 and 12. The copies cost
+with AVX512, 576 x 3072 at 32 rows runs at 102 GFLOP/s plain and at 175 packed, at 1 row at 5.7 and 11. The copies cost
 the memory of the weights once more, and are made anew when the weights have changed.
 """
 

@@ -193,7 +193,7 @@ def test_a_critic_of_another_model_is_refused(settings, tiny_model, tiny_rendere
     critic = make_critic(settings(), policy, tiny_renderer)
     awake(critic).save(tmp_path, tiny_model)
     save_file({"weight": torch.zeros(1, 7)}, tmp_path / HEAD)
-    with pytest.raises(ModelError, match=r"weight is \(1, 7\), the critic wants \(1, 32\): it is of another model"):
+    with pytest.raises(ModelError, match=r"another model: weight wanted \(1, 32\) found \(1, 7\) \(1 differ\)"):
         critic.load(tmp_path)
     for broken in (b"", None):
         if broken is None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gymtune.tools.errors import ConfigError, RunError
+from gymtune.tools.errors import ConfigError, ModelError, RunError
 from gymtune.trainers import train
 from gymtune.trainers.reference import REFERENCE, load_reference, move_reference, save_reference
 
@@ -87,7 +87,7 @@ def test_a_file_that_is_missing_torn_or_of_another_model_is_named(decoder, tmp_p
     weights = named(reference) | {"model.norm.weight": torch.zeros(3)}
     save_file(weights, tmp_path / REFERENCE)
     before = named(reference)
-    with pytest.raises(RunError, match=r"model\.norm\.weight is \(3,\), the model's is \(16,\) \(1 differ\)"):
+    with pytest.raises(ModelError, match=r"model\.norm\.weight wanted \(16,\) found \(3,\) \(1 differ\)"):
         load_reference(reference, tmp_path)
     assert all(torch.equal(weight, before[name]) for name, weight in named(reference).items())
 

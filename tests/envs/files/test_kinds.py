@@ -23,7 +23,7 @@ from gymtune.tools import ConfigError, DataError, ParsedCall, Tool
 from gymtune.tools.library.everyday import everyday_toolbox
 
 EXAMPLES = {kind: kind for kind in KINDS if kind != "trajectories"} | {"sharegpt": "sft"}
-SHARED = Path(__file__).parents[4] / "shared" / "data" / "gsm8k"
+GSM8K = os.environ.get("GYMTUNE_TEST_GSM8K")
 
 
 def user(text: str) -> dict:
@@ -486,9 +486,10 @@ def test_a_schema_as_deep_as_json_may_be_is_no_crash() -> None:
 # -- real files --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="GSM8K is not here")
+@pytest.mark.skipif(GSM8K is None, reason="GYMTUNE_TEST_GSM8K names no folder with GSM8K's files")
 def test_gsm8k() -> None:
-    records = list(read_records(SHARED / "test.jsonl"))
+    assert GSM8K is not None
+    records = list(read_records(Path(GSM8K) / "test.jsonl"))
     assert len(records) == 1319
     for record in records:
         assert record.reply("reference")[0]["content"].replace(",", "").endswith(f"#### {record.gt}")
