@@ -44,7 +44,7 @@ def logits(layers: Any, count: int) -> torch.Tensor:
     return layers.logits(layers(ids, torch.arange(count)[None], CausalAttend())[0])
 
 
-@pytest.mark.parametrize("count", [1, 5, 33])
+@pytest.mark.parametrize("count", [1, 5, 33, 70])
 @pytest.mark.parametrize("case", CASES)
 def test_packed_layers_equal_the_decoder(make_decoder: MakeDecoder, case: str, count: int) -> None:
     decoder = scattered(make_decoder(**CASES[case]))
