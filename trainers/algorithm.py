@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ..agents.models.contract import LanguageModel
+from ..agents.trajectory import Trajectory
+from .batch import MicroBatch
 from .config import TrainConfig
 from .experience import Experience
 from .losses import TokenLosses
@@ -21,28 +24,69 @@ class TokenBatch:
 
     `logprobs` (with gradient): of the policy now. `old_logprobs`: at the start of the step. `advantages`: from credit.
     `row`: (N,) int64, which segment a token belongs to; the tokens of a segment stand together, in order.
-    `values` (with gradient), `old_values`, `returns`: of a critic, now, at the start of the step, and what it should
-    say; None without one.
+    `trajectory`, `unit`: (N,) int64, which trajectory and which unit (see `Experience`) it is of; all of a unit are
+    here. `ref_logprobs`: of the reference, NaN where nobody asked it. `values` (with gradient), `old_values`,
+    `returns`: of a critic, now, at the start of the step, and what it should say; None without one. `divergence` (with
+    gradient): what `Algorithm.compare` returned.
     """
 
     logprobs: Tensor
     old_logprobs: Tensor
     advantages: Tensor
     row: Tensor
+    trajectory: Tensor
+    unit: Tensor
+    ref_logprobs: Tensor
     values: Tensor | None = None
     old_values: Tensor | None = None
     returns: Tensor | None = None
+    divergence: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """What may be asked of the models before the first update: log-probs of the tokens of experiences.
+
+    `reference` answers with the policy as it began where the algorithm has no other; it must not be asked without.
+    """
+
+    policy: Callable[[Sequence[Experience]], list[list[float]]]
+    reference: Callable[[Sequence[Experience]], list[list[float]]]
 
 
 class Algorithm(ABC):
-    """Credit and loss of one algorithm. `online`: it learns from episodes that a policy sampled."""
+    """Credit and loss of one algorithm."""
 
     online: ClassVar[bool] = True
+    """Whether it may sample its episodes in an env."""
+    ratios: ClassVar[bool] = True
+    """Whether policy and sampler are compared: then every token needs the log-prob it was sampled with."""
     critic: ClassVar[bool] = False
     """Whether a value model stands beside the policy: then experiences have `values`, and credit gives `returns`."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
+
+    @classmethod
+    def reference_model(cls, config: TrainConfig) -> str | None:
+        """Return the folder of the frozen model that it looks at beside the policy; None where there is none."""
+        return config.model if config.beta > 0 else None
+
+    def choose(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return what is learnt of the episodes of a step, in order; of a file, the dataset has chosen already."""
+        return list(trajectories)
+
+    def annotate(self, experiences: Sequence[Experience], lookups: Lookups) -> None:  # noqa: B027 - most need nothing
+        """Write into the experiences of a step, before credit, what credit and loss need to know of the models."""
+
+    def compare(
+        self, policy: LanguageModel, hidden: Tensor, batch: MicroBatch, reference: LanguageModel | None
+    ) -> Tensor | None:
+        """Return how far the policy is from another model at each of the N tokens, with gradient; None if not asked.
+
+        `hidden` (N, E): the policy's states that predict the tokens.
+        """
+        return None
 
     @abstractmethod
     def credit(self, experiences: Sequence[Experience]) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
-from operator import itemgetter
+from itertools import accumulate, pairwise, takewhile
 
 import torch
 from torch import Tensor
@@ -32,8 +31,10 @@ class Row:
     old_logprobs: list[float]
     weights: list[float]
     advantages: list[float]
+    ref_logprobs: list[float]  # NaN where no reference was asked
     values: list[float]  # NaN without a critic, as are the returns
     returns: list[float]
+    unit: int  # see `Experience`; below 0, and its own, where there is none
     trajectory: int  # index in the optimizer batch
     first: int  # its first trainable token, counted among those of the trajectory
     temperature: float
@@ -51,8 +52,9 @@ class MicroBatch:
     A row that begins as the one before it adds only what is new. `rows` are in the order of the tokens; `ids` and
     `positions` are (1, T), a position being the token's place in its row; `attend` knows which tokens a token sees. For
     the N trainable tokens, flat (N,): `source`, where in the stream the hidden state stands that predicts each, its id
-    `targets` and, per token, `old_logprobs`, `weights`, `advantages`, `values`, `returns`, `temperatures`; `row` (a
-    segment, counted in this micro-batch) and `trajectory` (counted in the optimizer batch) say whose it is.
+    `targets` and, per token, `old_logprobs`, `weights`, `advantages`, `ref_logprobs`, `values`, `returns`,
+    `temperatures`; `row` (a segment, counted in this micro-batch), `trajectory` and `unit` (counted in the optimizer
+    batch) say whose it is.
     """
 
     rows: Sequence[Row]
@@ -64,19 +66,22 @@ class MicroBatch:
     old_logprobs: Tensor
     weights: Tensor
     advantages: Tensor
+    ref_logprobs: Tensor
     values: Tensor
     returns: Tensor
     temperatures: Tensor
     row: Tensor
     trajectory: Tensor
+    unit: Tensor
 
 
 def make_rows(experiences: Sequence[Experience]) -> list[Row]:
     """Return the rows of an optimizer batch that hold a trainable token, in order."""
-    rows = []
+    rows: list[Row] = []
     for index, experience in enumerate(experiences):
         places, none = experience.places, [float("nan")] * len(experience.places)
         values, returns = experience.values or none, experience.returns or none
+        reference = experience.ref_logprobs or none
         for start, end in experience.trajectory.segments:
             first, last = bisect_left(places, start), bisect_left(places, end)
             if first == last:
@@ -88,8 +93,10 @@ def make_rows(experiences: Sequence[Experience]) -> list[Row]:
                     experience.old_logprobs[first:last],
                     experience.weights[first:last],
                     experience.advantages[first:last],
+                    reference[first:last],
                     values[first:last],
                     returns[first:last],
+                    -1 - len(rows) if experience.unit is None else experience.unit,
                     index,
                     first,
                     experience.temperature,
@@ -99,25 +106,38 @@ def make_rows(experiences: Sequence[Experience]) -> list[Row]:
 
 
 def micro_batches(rows: Sequence[Row], max_tokens: int, device: torch.device) -> list[MicroBatch]:
-    """Pack rows so that a forward pass computes at most `max_tokens` (or one row), and no beginning twice if it can.
+    """Pack rows so that a forward pass computes at most `max_tokens` (or one unit), and no beginning twice if it can.
 
-    Rows are sorted by their tokens, which brings those of a group together, and groups whose prompts begin alike. Where
-    a pack is full, the cut goes where the next computes the least again, in the later half of the pack.
+    Rows are sorted by their tokens, which brings those of a group together, and groups whose prompts begin alike; those
+    of a unit stay together. Where a pack is full, the cut goes where the next computes the least again, in the later
+    half of the pack.
     """
-    ordered = sorted(((row.tokens[: row.places[-1]], row) for row in rows), key=itemgetter(0))
-    inputs, rows = [tokens for tokens, _ in ordered], [row for _, row in ordered]
+    units: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=_input):
+        units.setdefault(row.unit, []).append(row)
+    ordered = [row for unit in units.values() for row in unit]
+    inputs = [_input(row) for row in ordered]
     shared = _forks([0, *(_common(first, second) for first, second in pairwise(inputs))])
+    heads = [0, *accumulate(len(unit) for unit in units.values())]  # of the units among the rows, and the end
+    new = [sum(len(inputs[i]) - shared[i] for i in range(*span)) for span in pairwise(heads)]
+    again = [shared[head] for head in heads[:-1]]  # what a unit takes from the one before it
     batches: list[MicroBatch] = []
     start = 0
-    while start < len(rows):
-        end, size = start + 1, len(inputs[start])
-        while end < len(rows) and (size := size + len(inputs[end]) - shared[end]) <= max_tokens:
+    while start < len(new):
+        end, size = start + 1, new[start] + again[start]
+        while end < len(new) and (size := size + new[end]) <= max_tokens:
             end += 1
-        if end < len(rows):
-            end = min(range((start + end) // 2 + 1, end + 1), key=lambda cut: (shared[cut], -cut))
-        batches.append(_pack(rows[start:end], inputs[start:end], [0, *shared[start + 1 : end]], device))
+        if end < len(new):
+            end = min(range((start + end) // 2 + 1, end + 1), key=lambda cut: (again[cut], -cut))
+        part = slice(heads[start], heads[end])
+        batches.append(_pack(ordered[part], inputs[part], [0, *shared[part][1:]], device))
         start = end
     return batches
+
+
+def _input(row: Row) -> list[int]:
+    """Return the tokens that a row is computed from: nothing is predicted from its last one."""
+    return row.tokens[: row.places[-1]]
 
 
 def _common(first: list[int], second: list[int]) -> int:
@@ -176,9 +196,11 @@ def _pack(rows: Sequence[Row], inputs: Sequence[list[int]], shared: Sequence[int
         old_logprobs=flat((row.old_logprobs for row in rows), torch.float32),
         weights=flat((row.weights for row in rows), torch.float32),
         advantages=flat((row.advantages for row in rows), torch.float32),
+        ref_logprobs=flat((row.ref_logprobs for row in rows), torch.float32),
         values=flat((row.values for row in rows), torch.float32),
         returns=flat((row.returns for row in rows), torch.float32),
         temperatures=flat(([row.temperature] * len(row.places) for row in rows), torch.float32),
         row=flat(([index] * len(row.places) for index, row in enumerate(rows)), torch.long),
         trajectory=flat(([row.trajectory] * len(row.places) for row in rows), torch.long),
+        unit=flat(([row.unit] * len(row.places) for row in rows), torch.long),
     )

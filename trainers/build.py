@@ -22,6 +22,7 @@ from .findings import Preflight
 from .loop import OnEpisode, OnStall, OnStep, Trainer
 from .offline import check_stored
 from .preflight import preflight
+from .registry import ALGORITHMS
 from .run_folder import RunFolder
 
 _MOST_SEQUENCES = 256
@@ -124,9 +125,9 @@ def _build(config: TrainConfig, model: LanguageModel, found: Preflight, run: Run
     env = None
     if config.env is not None and config.trajectories is None:
         env = env_factory(config.env, agent, config.env_args, own)
-    reference = None
-    if config.beta > 0 and config.lora_r is None:  # an adapter switched off is the starting model
-        reference = _load(Path(config.model), config).requires_grad_(False)
+    reference, beside = None, ALGORITHMS[config.algo].reference_model(config)
+    if beside is not None and (config.lora_r is None or beside != config.model):  # an adapter off is the start
+        reference = _load(Path(beside), config).requires_grad_(False)
     trainer = Trainer(config, model, agent, run, env=env, dataset=found.dataset, reference=reference)
     if scorer is not None:
         trainer.scorer = scorer

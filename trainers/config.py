@@ -23,9 +23,19 @@ from pydantic import (
     model_validator,
 )
 
-from ..agents.renderer import THINKING
 from ..tools.errors import ConfigError, closest
-from .config_keys import BatchKeys, CreditKeys, CriticKeys, LossKeys, OptimizerKeys, RunKeys, SamplingKeys
+from .config_keys import (
+    BatchKeys,
+    CreditKeys,
+    CriticKeys,
+    DistillKeys,
+    LossKeys,
+    OptimizerKeys,
+    PreferenceKeys,
+    RunKeys,
+    SamplingKeys,
+)
+from .contradictions import contradictions
 from .presets import PRESETS, unpinned, unread
 
 Keys = tuple[str, ...]
@@ -33,7 +43,9 @@ WANTED = {"string_pattern_mismatch": "cpu, cuda or cuda:N", "invalid-json-value"
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class TrainConfig(CriticKeys, CreditKeys, LossKeys, SamplingKeys, BatchKeys, OptimizerKeys, RunKeys):
+class TrainConfig(
+    DistillKeys, PreferenceKeys, CriticKeys, CreditKeys, LossKeys, SamplingKeys, BatchKeys, OptimizerKeys, RunKeys
+):
     """Everything a run acts on; frozen. Missing keys take the value of the algorithm's preset, then the default.
 
     Raises `ConfigError` for an unknown key, a wrong type or range, a key that `algo` does not read or pins to
@@ -64,77 +76,9 @@ class TrainConfig(CriticKeys, CreditKeys, LossKeys, SamplingKeys, BatchKeys, Opt
             config = handler(values)
         except ValidationError as error:
             raise ConfigError("; ".join(_complaints(error, origin))) from None
-        for wrong in config._contradictions():
+        for wrong in contradictions(config):
             raise ConfigError(wrong)
         return config
-
-    def _contradictions(self) -> Iterator[str]:
-        """Yield what is wrong between keys that are each right alone."""
-        if self.algo == "sft":
-            if self.data is None:
-                yield "--algo sft learns from a trajectory file, data is not set; `gymtune rollout` writes one"
-            if self.averaging == "constant":
-                yield "averaging 'constant' divides by the longest completion, --algo sft samples none: use token_mean"
-        elif self.trajectories is not None:
-            yield from self._offline_contradictions()
-        else:
-            if self.env is None:
-                yield (
-                    f"--algo {self.algo} samples in an environment, env is not set; `gymtune envs list` names them. "
-                    "Or it learns from trajectories, a file of stored episodes"
-                )
-            episodes = self.prompts_per_step * self.num_generations
-            if episodes % self.mini_batches:
-                yield (
-                    f"mini_batches must divide the {episodes} episodes of a step (prompts_per_step "
-                    f"{self.prompts_per_step} x num_generations {self.num_generations}), came {self.mini_batches}"
-                )
-        if self.algo != "sft":
-            yield from self._credit_contradictions()
-        if self.algo == "cispo" and self.epsilon_high is None:
-            yield "--algo cispo caps the ratio at epsilon_high, which is none; its preset has 5.0"
-        if self.thinking_ratio is not None and (fixed := set(THINKING) & self.chat_template_kwargs.keys()):
-            yield f"thinking_ratio draws by episode what chat_template_kwargs fixes by {min(fixed)}: keep one of them"
-        if self.critic_warmup_steps >= self.max_steps:
-            yield f"critic_warmup_steps {self.critic_warmup_steps} leave the policy none of the {self.max_steps} steps"
-        if self.warmup_steps > self.max_steps:
-            yield f"warmup_steps {self.warmup_steps} is more than max_steps {self.max_steps}"
-
-    def _offline_contradictions(self) -> Iterator[str]:
-        """Yield what is wrong between stored episodes and the env, which is then for evaluations alone."""
-        if self.env is not None and not self.eval_steps:
-            yield (
-                "env: with trajectories nothing is sampled in it but for evaluations, and eval_steps is 0: leave env "
-                "out, or give eval_steps"
-            )
-        if self.env is None and self.eval_steps:
-            yield "eval_steps: an evaluation samples in an environment, env is not set"
-
-    def _credit_contradictions(self) -> Iterator[str]:
-        """Yield what is wrong between the keys of credit, reference and ratios."""
-        sampled = self.trajectories is None and "min_group_size" in PRESETS[self.algo].reads
-        if sampled and self.num_generations < self.min_group_size:
-            yield (
-                f"--algo {self.algo} compares the episodes of a group: num_generations must be at least "
-                f"min_group_size {self.min_group_size}, came {self.num_generations}"
-            )
-        if self.credit == "turn" and self.control == "shuffle_rewards":
-            yield "control 'shuffle_rewards' deals out rewards of episodes, credit 'turn' reads those of turns"
-        if self.credit == "turn" and self.importance_sampling_level == "product":
-            yield (
-                "credit 'turn' gives a sequence several advantages, importance_sampling_level 'product' takes it for "
-                "one action: use token or sequence"
-            )
-        if self.sync_ref_model and self.lora_r is not None:
-            yield (
-                "sync_ref_model moves the reference, but with lora_r the reference is the model with its adapter off, "
-                "which stays what it was: leave one of the two out"
-            )
-        if self.overlong_buffer is not None and self.overlong_buffer > self.max_completion_length:
-            yield (
-                f"overlong_buffer {self.overlong_buffer} is more than the max_completion_length "
-                f"{self.max_completion_length} that it is the end of"
-            )
 
     @property
     def passes(self) -> int:

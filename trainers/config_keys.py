@@ -8,7 +8,10 @@ from pydantic import BaseModel, Field, JsonValue
 
 from ..agents.backend import Layers
 
-Algo = Literal["sft", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce++", "ppo"]
+Algo = Literal[
+    "sft", "reward", "dpo", "ipo", "orpo", "kto", "simpo", "distill",
+    "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce++", "ppo", "opd",
+]  # fmt: skip
 Averaging = Literal["token_mean", "sequence_mean", "constant"]
 ScaleRewards = Literal["group", "batch", "none"]
 RatioLevel = Literal["token", "sequence", "product"]
@@ -30,7 +33,14 @@ class RunKeys(BaseModel):
         min_length=1,
         description="file of stored episodes to learn from in place of sampling; they need their log-probs",
     )
-    data: str | None = Field(default=None, min_length=1, description="trajectory file (JSONL) to learn from")
+    data: str | None = Field(
+        default=None,
+        min_length=1,
+        description="file to learn from: episodes, conversations, pairs, labelled replies",
+    )
+    eval_data: str | None = Field(
+        default=None, min_length=1, description="file of held-out records, which evaluations measure the loss on"
+    )
     seed: int = Field(default=0, ge=0, description="seed of sampling, tasks and data order")
     save_steps: int = Field(default=50, ge=0, description="steps between checkpoints; 0: only at the end")
     save_total_limit: int | None = Field(default=2, ge=1, description="checkpoints kept; none: all")
@@ -84,7 +94,11 @@ class BatchKeys(BaseModel):
     min_reward: float | None = Field(default=None, description="trajectories with less reward are left out")
     prompts_per_step: int = Field(default=32, ge=1, description="tasks sampled in a step, each a group")
     num_generations: int = Field(default=8, ge=1, description="episodes of one group")
-    batch_size: int = Field(default=64, ge=1, description="trajectories of one optimizer step")
+    best_of: int | None = Field(default=None, ge=1, description="best episodes of each group that are kept; none: all")
+    drop_long: bool = Field(
+        default=False, description="leave out what is longer than the model takes, in place of refusing the file"
+    )
+    batch_size: int = Field(default=64, ge=1, description="trajectories, or pairs of them, of one optimizer step")
     mini_batches: int = Field(default=1, ge=1, description="optimizer steps that a rollout batch is split into")
     num_iterations: int = Field(default=1, ge=1, description="passes over a rollout batch")
     micro_batch_tokens: int = Field(
@@ -116,7 +130,11 @@ class SamplingKeys(BaseModel):
 class LossKeys(BaseModel):
     """What a token costs, what an episode is worth."""
 
-    beta: float = Field(default=0.0, ge=0, description="weight of the KL to the reference model")
+    beta: float = Field(
+        default=0.0,
+        ge=0,
+        description="weight of the KL to the reference model; dpo and its kin: scale of their log-ratios",
+    )
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
         default="k3", description="how the KL is told from sampled tokens: k1 unbiased, k2 of little variance, k3 both"
     )
@@ -212,3 +230,63 @@ class CriticKeys(BaseModel):
         default=None, gt=0, description="the passes of a step end when the KL (k3) to the old policy is above this"
     )
     debug_log_ratio: bool = Field(default=False, description="log quantiles of the log-ratio of every optimizer step")
+
+
+class PreferenceKeys(BaseModel):
+    """DPO and its kin, and the reward model: what is compared, and how."""
+
+    pairs: Literal["best_worst", "all"] = Field(
+        default="best_worst", description="pairs of a group: its best and worst episode, or every two that differ"
+    )
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description="dpo, simpo: how often the labels of pairs are taken to be wrong"
+    )
+    reference_free: bool = Field(default=False, description="the reference is uniform: its log-probs do not count")
+    length_normalized: bool = Field(
+        default=False, description="dpo: log-probs of replies are means over their tokens, not sums"
+    )
+    simpo_gamma: float = Field(default=0.5, ge=0, description="simpo: the margin that is aimed at, over beta")
+    desirable_weight: float = Field(default=1.0, ge=0, description="kto: weight of good replies")
+    undesirable_weight: float = Field(default=1.0, ge=0, description="kto: weight of bad replies")
+    label_threshold: float | None = Field(
+        default=None, description="kto: episodes with at least this reward are good; none: those that succeeded"
+    )
+    margin: Literal["none", "column", "reward"] = Field(
+        default="none",
+        description="reward: by how much a pair should differ: not said, its column margin, or its rewards' difference",
+    )
+    ties: Literal["drop", "half"] = Field(
+        default="drop", description="reward: pairs of equals are left out, or count half for either side"
+    )
+    center_rewards_coefficient: float | None = Field(
+        default=None, gt=0, description="reward: weight of the squared sum of a pair's scores, which centres them"
+    )
+
+
+class DistillKeys(BaseModel):
+    """Learning from a teacher's distributions."""
+
+    teacher_model: str | None = Field(default=None, min_length=1, description="folder of the teacher")
+    distill_alpha: float = Field(
+        default=0.5, ge=0, le=1, description="distill: weight of cross-entropy; the divergence has the rest"
+    )
+    distill_temperature: float = Field(
+        default=1.0, gt=0, description="both distributions are softened by it; the divergence counts its square"
+    )
+    divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
+        default="forward_kl", description="of student from teacher: KL(teacher || student), its reverse, Jensen-Shannon"
+    )
+    jsd_beta: float = Field(default=0.5, gt=0, lt=1, description="weight of the teacher in the mixture of jsd")
+    distill_top_k: int | None = Field(
+        default=None, ge=1, description="tokens of the teacher told apart, the others are one; none: all"
+    )
+    teacher_cache: str | None = Field(
+        default=None, min_length=1, description="folder where the teacher's top-k log-probs are kept"
+    )
+    opd_loss: Literal["sampled", "full"] = Field(
+        default="sampled",
+        description="opd: the teacher judges the sampled token (policy gradient), or all of them (divergence)",
+    )
+    reward_coef: float = Field(
+        default=0.0, ge=0, description="opd: weight of the group's advantages from rewards, beside the teacher"
+    )

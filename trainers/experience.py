@@ -21,6 +21,8 @@ class Experience:
     of the step; the sampler's, unless they were computed anew. `weights`: what its loss is multiplied by, 1 unless the
     gap between the two is corrected. `ref_logprobs`, `values`: of the reference and of the critic; empty without.
     `value_after`: of the critic, after the last token of an episode that was cut off; 0 where it ended by itself.
+    `unit`: the experiences of one number go through the model together, for a loss compares them: the two of a pair,
+    or all segments of one; None where tokens are judged one by one.
     Credit gives the rest: `advantages`, and for a critic `returns`.
     """
 
@@ -37,6 +39,7 @@ class Experience:
     values: list[float] = field(default_factory=list)
     value_after: float = 0.0
     returns: list[float] = field(default_factory=list)
+    unit: int | None = None
 
     @classmethod
     def of(cls, trajectory: Trajectory, *, need_logprobs: bool) -> Experience:

@@ -137,7 +137,7 @@ class Trainer:
         """Return the trajectories of this step, sampled anew or the next ones of the dataset, and how it went."""
         config = self.config
         if self.dataset is not None:
-            size = config.prompts_per_step if self.algorithm.online else config.batch_size
+            size = config.prompts_per_step if self.algorithm.ratios else config.batch_size
             return self.dataset.batch(self.step, size), {}
         assert self.sampler is not None
         sampler = self.sampler
@@ -146,15 +146,15 @@ class Trainer:
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Experience]:
         """Return what the trajectories teach. In a control run the known rewards are dealt out at random first."""
-        experiences = experiences_of(trajectories, need_logprobs=self.algorithm.online)
+        chosen = self.algorithm.choose(trajectories) if self.dataset is None else trajectories
+        experiences = experiences_of(chosen, need_logprobs=self.algorithm.ratios)
         if self.config.control == "shuffle_rewards":
             known = [experience for experience in experiences if experience.reward is not None]
             rng = Random(derive_seed(self.config.seed, "control", self.step))
             dealt = rng.sample([experience.reward for experience in known], len(known))
             for experience, reward in zip(known, dealt, strict=True):
                 experience.reward = reward
-        if self.algorithm.online:
-            self.updater.annotate(experiences)
+        self.updater.annotate(experiences)
         self.algorithm.credit(experiences)
         return experiences
 
@@ -165,7 +165,7 @@ class Trainer:
         one is cut only where the bound of a mini-batch falls inside it.
         """
         config = self.config
-        if not self.algorithm.online:
+        if not self.algorithm.ratios:
             return [[make_rows(experiences)]]
         groups: dict[str, list[Experience]] = {}
         for experience in experiences:
@@ -197,7 +197,7 @@ class Trainer:
         """Return the metrics of step `step`, counted from 1."""
         metrics: dict[str, Any] = {"step": step, "learning_rate": self.updater.learning_rate(step - 1)}
         metrics |= stats.metrics()
-        if self.algorithm.online:
+        if self.algorithm.ratios or self.dataset is None:
             metrics |= episode_metrics(trajectories)
         return metrics | {"num_tokens": self.tokens_seen + sum(len(t.tokens) for t in trajectories)}
 

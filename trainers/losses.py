@@ -6,7 +6,8 @@ can leak into a sum. All is computed in float32 (float64 stays float64), whateve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -23,7 +24,8 @@ MAX_LOG_RATIO = 20.0
 class TokenLosses:
     """`loss` `(N,)` with graph; detached: `ratio` `(N,)`, and where clipping took hold, from below or from above.
 
-    With a critic also its loss, `value_loss` `(N,)` with graph, and where that was clipped.
+    With a critic also its loss, `value_loss` `(N,)` with graph, and where that was clipped. `measured`: numbers by the
+    name of a metric, any count of each; the metric is their mean over the step.
     """
 
     loss: Tensor
@@ -32,6 +34,7 @@ class TokenLosses:
     ratio: Tensor
     value_loss: Tensor | None = None
     value_clipped: Tensor | None = None
+    measured: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,28 @@ LOOP = frozenset({
 })  # fmt: skip
 """Keys of the loop that every algorithm shares."""
 
-ONLINE = LOOP | frozenset({
-    "env", "env_args", "trajectories", "prompts_per_step", "num_generations", "mini_batches", "temperature",
-    "max_completion_length", "max_model_length", "max_cache_tokens", "layers", "chat_template_kwargs", "thinking_ratio",
-    "mask_truncated_completions", "overlong_buffer", "reward_weights", "reward_model", "normalize_scores", "score_clip",
-    "control", "save_trajectories", "eval_steps", "eval_tasks", "eval_env_args",
+SAMPLED = frozenset({
+    "env", "env_args", "prompts_per_step", "num_generations", "temperature", "max_completion_length",
+    "max_model_length", "max_cache_tokens", "layers", "chat_template_kwargs", "thinking_ratio", "reward_weights",
+    "reward_model", "normalize_scores", "score_clip", "save_trajectories", "eval_steps", "eval_tasks", "eval_env_args",
+})  # fmt: skip
+"""Keys of acting in an env."""
+
+ONLINE = LOOP | SAMPLED | frozenset({
+    "trajectories", "mini_batches", "mask_truncated_completions", "overlong_buffer", "control",
     "beta", "kl_estimator", "kl_in", "entropy_coef", "sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha",
     "importance_sampling_correction", "importance_sampling_cap",
 })  # fmt: skip
 """Keys of the algorithms that learn from what the policy samples."""
+
+FILE = frozenset({"data", "batch_size", "drop_long"})
+"""Keys of reading a file."""
+
+OFFLINE = LOOP | FILE | frozenset({"eval_data", "eval_steps", "lora_dropout"})
+"""Keys of the algorithms that learn from a file."""
+
+PREFERENCE = OFFLINE | SAMPLED | {"pairs"}
+"""Keys of DPO and its kin, which learn from a file of pairs or sample their own."""
 
 GROUPS = ONLINE | frozenset({
     "num_iterations", "scale_rewards", "credit", "min_group_size", "dynamic_sampling", "max_resampling",
@@ -59,6 +72,13 @@ ACTING = frozenset({
 """Keys of how the policy acts and is paid; with `trajectories` evaluations alone read them."""
 
 
+DISTILL = frozenset({"teacher_model", "distill_temperature", "divergence", "jsd_beta", "distill_top_k"})
+"""Keys of comparing distributions with a teacher's."""
+
+_PAIRS = {"averaging": "a pair counts once"}
+_PREFERENCE = {"averaging": "sequence_mean", "learning_rate": 1e-5}
+
+
 @dataclass(frozen=True)
 class Preset:
     """One algorithm: `values` over the defaults, `reads` (keys it acts on), `pinned` (key of `values` -> why)."""
@@ -71,7 +91,34 @@ class Preset:
 PRESETS: Mapping[str, Preset] = {
     "sft": Preset(
         values={"averaging": "token_mean", "learning_rate": 1e-3},
-        reads=LOOP | {"data", "batch_size", "min_reward", "lora_dropout"},
+        reads=OFFLINE | {"min_reward", "best_of"},
+    ),
+    "reward": Preset(
+        values={"averaging": "sequence_mean", "learning_rate": 1e-4},
+        reads=OFFLINE | {"pairs", "margin", "ties", "center_rewards_coefficient"},
+        pinned=_PAIRS,
+    ),
+    "dpo": Preset(
+        values=_PREFERENCE | {"beta": 0.1},
+        reads=PREFERENCE | {"beta", "label_smoothing", "reference_free", "length_normalized"},
+        pinned=_PAIRS,
+    ),
+    "ipo": Preset(values=_PREFERENCE | {"beta": 0.1}, reads=PREFERENCE | {"beta", "reference_free"}, pinned=_PAIRS),
+    "orpo": Preset(values=_PREFERENCE | {"beta": 0.1}, reads=PREFERENCE | {"beta"}, pinned=_PAIRS),
+    "kto": Preset(
+        values=_PREFERENCE | {"beta": 0.1},
+        reads=(PREFERENCE - {"pairs"})
+        | {"beta", "desirable_weight", "undesirable_weight", "label_threshold", "reference_free"},
+        pinned={"averaging": "a reply counts once, arXiv:2402.01306"},
+    ),
+    "simpo": Preset(
+        values=_PREFERENCE | {"beta": 2.0},
+        reads=PREFERENCE | {"beta", "simpo_gamma", "label_smoothing"},
+        pinned=_PAIRS,
+    ),
+    "distill": Preset(
+        values={"averaging": "token_mean", "learning_rate": 1e-3},
+        reads=OFFLINE | DISTILL | {"min_reward", "best_of", "distill_alpha", "teacher_cache"},
     ),
     "grpo": Preset(values={"averaging": "sequence_mean"}, reads=CLIPPED),
     "dr_grpo": Preset(
@@ -132,6 +179,13 @@ PRESETS: Mapping[str, Preset] = {
         pinned={"scale_rewards": "the whole batch is the baseline, arXiv:2501.03262"},
     ),
     "ppo": Preset(values={"averaging": "token_mean", "num_generations": 1}, reads=CRITIC),
+    "opd": Preset(
+        values={"averaging": "token_mean", "divergence": "reverse_kl", "scale_rewards": "none"},
+        reads=(CLIPPED - {"beta", "kl_estimator", "kl_in", "sync_ref_model", "ref_model_sync_steps"})
+        - {"ref_model_mixup_alpha", "credit", "control", "dynamic_sampling", "max_resampling", "trajectories"}
+        | DISTILL
+        | {"opd_loss", "reward_coef"},
+    ),
 }
 
 
@@ -154,7 +208,7 @@ _BEHIND: Mapping[str, tuple[tuple[str, ...], str]] = {
         "importance_sampling_correction is none, so nothing is capped",
     ),
     "dynamic_sampling": (("max_resampling",), "dynamic_sampling is false, so no group is sampled anew"),
-    "eval_steps": (("eval_tasks", "eval_env_args"), "eval_steps is 0, so nothing is evaluated"),
+    "eval_steps": (("eval_tasks", "eval_env_args", "eval_data"), "eval_steps is 0, so nothing is evaluated"),
     "debug_mode": (("debug_interval",), "debug_mode is false, so no samples are written"),
 }
 """A key that may be off -> the keys that are read only where it is on, and why they are not."""
@@ -185,6 +239,12 @@ def unread(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, st
 
 def _idle_offline(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the keys that are of sampling alone where episodes are stored (`trajectories`), each with the reason."""
+    reads = PRESETS[values["algo"]].reads
+    if "data" in reads and "env" in reads:
+        if values.get("data") is not None:
+            yield from ((key, "data is given, so nothing is sampled") for key in SAMPLED - {"eval_steps"})
+        else:
+            yield from ((key, "no data is given, episodes are sampled") for key in FILE | {"eval_data"})
     if values.get("trajectories") is None:
         return
     for key in STORED:

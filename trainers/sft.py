@@ -15,7 +15,7 @@ class SFT(Algorithm):
     Assumes that the episodes are worth imitating; `min_reward` leaves out those that are not.
     """
 
-    online = False
+    online = ratios = False
 
     def credit(self, experiences: Sequence[Experience]) -> None:
         """Every token counts the same."""

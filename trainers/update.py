@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,9 @@ from ..agents.backend import derive_seed
 from ..agents.models import adapter_off, has_adapter, trainable_parameters
 from ..agents.models.contract import LanguageModel
 from ..tools.errors import ConfigError, RunError
-from .algorithm import Algorithm, TokenBatch
+from .algorithm import Algorithm, Lookups, TokenBatch
 from .annotate import Compute, correct_gap, token_numbers, with_end
-from .batch import MicroBatch, Row, micro_batches
+from .batch import MicroBatch, Row, make_rows, micro_batches
 from .config import TrainConfig
 from .critic import Critic
 from .experience import Experience
@@ -40,12 +41,13 @@ class Updater:
         model: trained in place, as far as its parameters require a gradient; the rest is left alone.
         algorithm: gives the loss of each token.
         config: optimizer, schedule, averaging.
-        reference: frozen model of the KL term; goes with `beta` > 0, unless an adapter switched off is the reference.
+        reference: frozen model that the algorithm looks at beside the policy: of the KL term, or a teacher. Where that
+            is the policy as it began, one with an adapter is its own.
         max_tokens: most trainable tokens a trajectory may have (the constant of averaging `constant`).
         critic: the value model; goes with an algorithm that has one.
 
-    `named`: every trained parameter, those of the critic as `critic.NAME`. Raises ConfigError when `beta` and
-    `reference` do not go together, nor algorithm and critic, and when every parameter of the model is frozen.
+    `named`: every trained parameter, those of the critic as `critic.NAME`. Raises ConfigError when algorithm and
+    reference, or algorithm and critic, do not go together, and when every parameter of the model is frozen.
     """
 
     def __init__(
@@ -57,10 +59,12 @@ class Updater:
         max_tokens: int = 1,
         critic: Critic | None = None,
     ) -> None:
-        if (config.beta > 0 and not has_adapter(model)) != (reference is not None):
+        wanted = algorithm.reference_model(config)
+        own = has_adapter(model) and wanted == config.model
+        if (wanted is not None and not own) != (reference is not None):
             raise ConfigError(
-                f"beta is {config.beta} and the reference model is {type(reference).__name__}: one needs the other, "
-                "but a model with an adapter is its own reference"
+                f"algo {config.algo!r} with beta {config.beta} looks at the model {wanted}, and the reference is "
+                f"{type(reference).__name__}: one needs the other, but a model with an adapter is its own reference"
             )
         if algorithm.critic != (critic is not None):
             raise ConfigError(f"algo {config.algo!r} and the critic {type(critic).__name__} do not go together")
@@ -73,7 +77,7 @@ class Updater:
         values = {} if critic is None else trainable_parameters(critic)
         self.named = policy | {f"critic.{name}": parameter for name, parameter in values.items()}
         self.parameters, self.critic_parameters = list(policy.values()), list(values.values())
-        self.kl_in_loss = config.beta > 0 and config.kl_in == "loss"
+        self.kl_in_loss = algorithm.ratios and config.beta > 0 and config.kl_in == "loss"
         self.everything_teaches = self.kl_in_loss or config.entropy_coef > 0 or algorithm.critic
         groups = _groups(self.parameters, config.learning_rate, config.weight_decay)
         peak = config.learning_rate if config.critic_learning_rate is None else config.critic_learning_rate
@@ -151,20 +155,20 @@ class Updater:
         """Compute what credit and loss need to know of a step's experiences before the first update."""
         config = self.config
 
-        def numbers(compute: Compute) -> list[list[float]]:
-            return token_numbers(experiences, compute, config.micro_batch_tokens, self.device)
+        def numbers(compute: Compute, asked: Sequence[Experience]) -> list[list[float]]:
+            return token_numbers(asked, compute, config.micro_batch_tokens, self.device)
 
+        lookups = Lookups(partial(numbers, self._policy_logprobs), partial(numbers, self._reference_logprobs))
         if config.importance_sampling_correction != "none":
-            found = numbers(lambda batch: policy_logprobs(self.model, batch)[0])
-            for experience, logprobs in zip(experiences, found, strict=True):
+            for experience, logprobs in zip(experiences, lookups.policy(experiences), strict=True):
                 experience.old_logprobs = logprobs
                 correct_gap(experience, config.importance_sampling_correction, config.importance_sampling_cap)
-        if config.beta > 0 and not self.kl_in_loss:
-            found = numbers(self._reference_logprobs)
-            for experience, logprobs in zip(experiences, found, strict=True):
+        if self.algorithm.ratios and config.beta > 0 and not self.kl_in_loss:
+            for experience, logprobs in zip(experiences, lookups.reference(experiences), strict=True):
                 experience.ref_logprobs = logprobs
-        if self.critic is not None:
+        if self.algorithm.ratios and self.critic is not None:
             self._annotate_values(experiences, self.critic)
+        self.algorithm.annotate(experiences, lookups)
 
     def _annotate_values(self, experiences: Sequence[Experience], critic: Critic) -> None:
         """Set `values`, and of cut-off episodes the value after their last token."""
@@ -183,16 +187,34 @@ class Updater:
             parameter.grad = None if warming else torch.zeros_like(parameter)
         for parameter in self.critic_parameters:
             parameter.grad = torch.zeros_like(parameter)
+        # A row of advantage 0 has no gradient (unless another term gives it one): it counts, but is not computed.
+        live = [row for row in rows if row.teaches or self.everything_teaches]
+        self.model.train()  # a router is to be balanced, dropout of adapters to act: here alone
+        total = 0.0
+        for loss in self._losses(live, rows, stats, warming=warming):
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        self.model.eval()
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, experiences: Sequence[Experience]) -> dict[str, float]:
+        """Return loss and metrics of experiences that have their credit, all as one batch; nothing is changed."""
+        stats, rows = UpdateStats(), make_rows(experiences)
+        stats.loss = sum(float(loss) for loss in self._losses(rows, rows, stats, warming=False))
+        stats.end_batch(debug=False)
+        return stats.metrics()
+
+    def _losses(
+        self, live: Sequence[Row], rows: Sequence[Row], stats: UpdateStats, *, warming: bool
+    ) -> Iterator[Tensor]:
+        """Yield, for each micro-batch of the `live` ones of `rows`, its share of the loss of them all."""
         lengths = torch.zeros(max((row.trajectory for row in rows), default=0) + 1, device=self.device)
         for row in rows:
             lengths[row.trajectory] += len(row.places)
         counts = BatchCounts(int(lengths.sum()), int((lengths > 0).sum()), self.max_tokens)
-        # A row of advantage 0 has no gradient (unless another term gives it one): it counts, but is not computed.
-        live = [row for row in rows if row.teaches or self.everything_teaches]
         batches = micro_batches(live, self.config.micro_batch_tokens, self.device)
         computed = sum(batch.ids.numel() for batch in batches)
-        total = 0.0
-        self.model.train()  # a router is to be balanced, dropout of adapters to act: here alone
         for batch in batches:
 
             def share(values: Tensor, batch: MicroBatch = batch) -> Tensor:
@@ -202,17 +224,17 @@ class Updater:
             router = self.model.router_loss()
             if router is not None:  # an average over the tokens that went through it
                 loss = loss + router * (self.model.config.router_aux_loss_coef * batch.ids.numel() / computed)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
-        self.model.eval()
-        return total
+            yield loss
 
     def _loss(self, batch: MicroBatch, share: Share, stats: UpdateStats, *, warming: bool) -> Tensor:
         """Return a micro-batch's share of the optimizer batch's loss: the policy's, and the critic's by `vf_coef`."""
-        with torch.set_grad_enabled(not warming):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not warming):
             hidden = hidden_states(self.model, batch)
             logprobs, entropy = logprobs_of(self.model, hidden, batch, entropy_grad=self.config.entropy_coef > 0)
-        tokens = TokenBatch(logprobs, batch.old_logprobs, batch.advantages, batch.row)
+        tokens = TokenBatch(
+            logprobs, batch.old_logprobs, batch.advantages, batch.row, batch.trajectory, batch.unit, batch.ref_logprobs,
+            divergence=self.algorithm.compare(self.model, hidden, batch, self.reference),
+        )  # fmt: skip
         if self.critic is not None:
             values = self.critic.values(batch, self.model, hidden)
             tokens = replace(tokens, values=values, old_values=batch.values, returns=batch.returns)
@@ -240,9 +262,13 @@ class Updater:
             values = values - config.entropy_coef * entropy
         stats.tokens += len(values)
         stats.entropy += float(entropy.detach().sum())
-        if self.algorithm.online:
+        stats.note_measured(token.measured)
+        if self.algorithm.ratios:
             stats.note_tokens(token, logprobs.detach() - batch.old_logprobs)
         return values
+
+    def _policy_logprobs(self, batch: MicroBatch) -> Tensor:
+        return policy_logprobs(self.model, batch)[0]
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 
@@ -47,6 +47,7 @@ class UpdateStats:
     value_grad_norm: float = 0.0
     value_clipped: int = 0
     log_ratios: list[Tensor] = field(default_factory=list)  # of the optimizer batch at hand
+    measured: dict[str, tuple[float, int]] = field(default_factory=dict)  # sum and count of what a loss measures
     logged: dict[str, float] = field(default_factory=dict)  # metrics that are no sums
 
     def note_credit(self, experiences: Sequence[Experience], correction: Correction) -> None:
@@ -83,6 +84,12 @@ class UpdateStats:
             self.gap_tokens += len(gap)
         if token.value_clipped is not None:
             self.value_clipped += int(token.value_clipped.sum())
+
+    def note_measured(self, measured: Mapping[str, Tensor]) -> None:
+        """Take in what the loss of a micro-batch measured; see `TokenLosses`."""
+        for name, values in measured.items():
+            total, count = self.measured.get(name, (0.0, 0))
+            self.measured[name] = (total + float(values.detach().double().sum()), count + values.numel())
 
     def end_batch(self, *, debug: bool) -> float:
         """Close an optimizer batch and return its mean KL(old policy || policy), k3; 0 without tokens.
@@ -130,4 +137,5 @@ class UpdateStats:
                 "val/grad_norm": self.value_grad_norm / steps,
                 "ppo/passes": self.passes,
             }
+        values |= {name: total / count for name, (total, count) in self.measured.items() if count}
         return values | self.logged
