@@ -135,6 +135,7 @@ class ModelAgent(Agent):
             generation.ids,
             generation.logprobs,
             policy_version=generation.policy_version,
+            policy_spans=generation.spans,
             seconds=perf_counter() - began,
         )
         return Action(text, generation.finish_reason, renderer.thinking_open)

@@ -44,12 +44,15 @@ class Generation:
     log-probs, and the weights' version.
 
     Log-probs are those of the full softmax of logits / temperature in fp32 (temperature 1 when sampling is greedy).
+    `policy_version` is that of the oldest weights that sampled any of it. Where the weights changed on the way, `spans`
+    says what each version sampled: (version, start, end), counted in `ids`; empty where one version sampled all.
     """
 
     ids: list[int]
     logprobs: list[float]
     finish_reason: Literal["stop", "length"]
     policy_version: int
+    spans: tuple[tuple[int, int, int], ...] = ()
 
 
 class Backend(Protocol):
@@ -70,6 +73,10 @@ class Backend(Protocol):
 
     def load_weights(self, version: int, weights: Any) -> None:
         """Use `weights` from the next token on; what was sampled with older ones carries its own version."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is held outside this process: connections, a server of its own. No call follows."""
         ...
 
 

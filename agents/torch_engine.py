@@ -116,6 +116,9 @@ class TorchEngine:
         """Free the slot of a session."""
         self.cache.release(session)
 
+    def close(self) -> None:
+        """Nothing is held outside this process."""
+
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Copy `weights` (by parameter name) into the model and drop every kept key and value.
 

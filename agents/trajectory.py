@@ -45,7 +45,8 @@ class Turn(BaseModel):
     """One action of the agent: tokens `[start, end)` of the trajectory, why it ended and what the env made of it.
 
     `reward` is what this turn earned (a later env answer may add to the last turn); `seconds` is the wall time of
-    sampling (`generate`) and of the env's step.
+    sampling (`generate`) and of the env's step. `policy_version` is that of the oldest weights that sampled any of it;
+    `policy_spans` (version, start, end), counted in the trajectory's tokens, stand there where several did.
     """
 
     model_config = _STRICT
@@ -54,6 +55,7 @@ class Turn(BaseModel):
     text: str
     finish_reason: str
     policy_version: int | None = None
+    policy_spans: list[tuple[int, int, int]] = Field(default_factory=list)
     reward: float = 0.0
     tools: list[ToolUse] = Field(default_factory=list)
     generate_seconds: float = 0.0
@@ -197,9 +199,13 @@ class Trajectory(BaseModel):
         logprobs: Sequence[float | None] = (),
         *,
         policy_version: int | None = None,
+        policy_spans: Sequence[tuple[int, int, int]] = (),
         seconds: float = 0.0,
     ) -> None:
-        """Append what the agent produced in one action: its tokens (mask 1, stop token included) and its text."""
+        """Append what the agent produced in one action: its tokens (mask 1, stop token included) and its text.
+
+        `policy_spans` are counted in `ids`.
+        """
         start = len(self.tokens)
         self._append(ids, 1, logprobs)
         self.turns.append(
@@ -209,6 +215,7 @@ class Trajectory(BaseModel):
                 text=text,
                 finish_reason=finish_reason,
                 policy_version=policy_version,
+                policy_spans=[(version, start + first, start + end) for version, first, end in policy_spans],
                 generate_seconds=seconds,
             )
         )

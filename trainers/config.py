@@ -25,6 +25,7 @@ from pydantic import (
 
 from ..tools.errors import ConfigError, closest
 from .config_keys import (
+    BackendKeys,
     BatchKeys,
     CreditKeys,
     CriticKeys,
@@ -44,7 +45,16 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class TrainConfig(
-    DistillKeys, PreferenceKeys, CriticKeys, CreditKeys, LossKeys, SamplingKeys, BatchKeys, OptimizerKeys, RunKeys
+    BackendKeys,
+    DistillKeys,
+    PreferenceKeys,
+    CriticKeys,
+    CreditKeys,
+    LossKeys,
+    SamplingKeys,
+    BatchKeys,
+    OptimizerKeys,
+    RunKeys,
 ):
     """Everything a run acts on; frozen. Missing keys take the value of the algorithm's preset, then the default.
 

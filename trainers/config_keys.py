@@ -290,3 +290,33 @@ class DistillKeys(BaseModel):
     reward_coef: float = Field(
         default=0.0, ge=0, description="opd: weight of the group's advantages from rewards, beside the teacher"
     )
+
+
+class BackendKeys(BaseModel):
+    """What samples: an engine in this process, or SGLang servers, and how these get the weights."""
+
+    backend: Literal["torch", "sglang"] = Field(default="torch", description="what samples")
+    sglang_url: list[str] = Field(default=[], description="addresses of the servers, all with this model")
+    sglang_launch: bool = Field(default=False, description="start a server for this run, and end it with the run")
+    sglang_args: list[str] = Field(default=[], description="more flags for the server that is started")
+    sglang_python: str | None = Field(
+        default=None, min_length=1, description="Python that has sglang; none: the one that runs gymtune"
+    )
+    weight_sync: Literal["disk", "tensor", "distributed", "adapter"] = Field(
+        default="disk",
+        description="how servers get the weights: through files, in the request, by a process group, or as an adapter",
+    )
+    weight_sync_dir: str | None = Field(
+        default=None, min_length=1, description="folder that trainer and servers see; none: in the run folder"
+    )
+    sync_tolerance: float | None = Field(
+        default=None,
+        gt=0,
+        description="a server's log-probs may differ so far from the trainer's after a sync; none: by dtype",
+    )
+    max_staleness: int = Field(
+        default=0, ge=0, description="steps that sampling may run ahead of training; 0: one waits for the other"
+    )
+    drop_staleness: int | None = Field(
+        default=None, ge=0, description="episodes sampled by weights older than so many steps are left out; none: kept"
+    )

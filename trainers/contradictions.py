@@ -20,6 +20,8 @@ def contradictions(config: TrainConfig) -> Iterator[str]:
         yield "eval_steps and eval_data go together: every so many steps the loss on the held-out file is measured"
     if "env" in reads:
         yield from _of_credit(config)
+    if config.backend == "sglang":
+        yield from _of_servers(config)
     if "teacher_model" in reads:
         yield from _of_the_teacher(config)
     if config.algo == "cispo" and config.epsilon_high is None:
@@ -68,6 +70,25 @@ def _of_the_source(config: TrainConfig) -> Iterator[str]:
             f"mini_batches must divide the {config.prompts_per_step * config.num_generations} episodes of a step "
             f"(prompts_per_step {config.prompts_per_step} x num_generations {config.num_generations}), came "
             f"{config.mini_batches}"
+        )
+
+
+def _of_servers(config: TrainConfig) -> Iterator[str]:
+    """Yield what is wrong between the keys of SGLang servers."""
+    if bool(config.sglang_url) == config.sglang_launch:
+        yield "backend sglang wants sglang_url, addresses of servers, or sglang_launch, one that is started: one of both"
+    if config.weight_sync == "adapter" and config.lora_r is None:
+        yield "weight_sync 'adapter' sends an adapter, and lora_r is none: give a rank, or use disk"
+    corrects = "importance_sampling_correction" in PRESETS[config.algo].reads
+    if config.max_staleness > 0 and corrects and config.importance_sampling_correction == "none":
+        yield (
+            f"max_staleness {config.max_staleness} trains on episodes of older weights: correct that by "
+            "importance_sampling_correction, such as token_truncate"
+        )
+    if config.drop_staleness is not None and config.drop_staleness >= config.max_staleness:
+        yield (
+            f"drop_staleness {config.drop_staleness} never drops: no episode is older than max_staleness "
+            f"{config.max_staleness}"
         )
 
 

@@ -20,7 +20,14 @@ LOOP = frozenset({
 })  # fmt: skip
 """Keys of the loop that every algorithm shares."""
 
-SAMPLED = frozenset({
+SERVERS = frozenset({
+    "sglang_url", "sglang_launch", "sglang_args", "sglang_python", "weight_sync", "weight_sync_dir", "sync_tolerance",
+    "max_staleness", "drop_staleness",
+})  # fmt: skip
+"""Keys of sampling by SGLang servers."""
+
+SAMPLED = SERVERS | frozenset({
+    "backend",
     "env", "env_args", "prompts_per_step", "num_generations", "temperature", "max_completion_length",
     "max_model_length", "max_cache_tokens", "layers", "chat_template_kwargs", "thinking_ratio", "reward_weights",
     "reward_model", "normalize_scores", "score_clip", "save_trajectories", "eval_steps", "eval_tasks", "eval_env_args",
@@ -225,6 +232,8 @@ def unread(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, st
         if values.get(switch) in _OFF:
             for key in keys:
                 reasons.setdefault(key, why)
+    for key, why in _idle_backend(values):
+        reasons.setdefault(key, why)
     if not _is_scored(values):
         for key in ("normalize_scores", "score_clip"):
             reasons.setdefault(key, "no reward model or function scores; with one of them it would be read")
@@ -235,6 +244,18 @@ def unread(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, st
     if values.get("lr_scheduler_type") == "constant":
         reasons["min_lr_ratio"] = "a constant learning rate never falls; linear and cosine would read it"
     return reasons
+
+
+def _idle_backend(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the keys that are of the other backend, each with the reason."""
+    if values.get("backend", "torch") == "torch":
+        yield from ((key, "backend is torch, there is no server; with sglang it would be read") for key in SERVERS)
+        return
+    for key in ("layers", "max_cache_tokens"):
+        yield key, "backend is sglang, whose server has its own layers and cache"
+    if not values.get("sglang_launch"):
+        for key in ("sglang_args", "sglang_python"):
+            yield key, "sglang_launch is false, no server is started"
 
 
 def _idle_offline(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
