@@ -76,7 +76,7 @@ def _of_the_source(config: TrainConfig) -> Iterator[str]:
 def _of_servers(config: TrainConfig) -> Iterator[str]:
     """Yield what is wrong between the keys of SGLang servers."""
     if bool(config.sglang_url) == config.sglang_launch:
-        yield "backend sglang wants sglang_url, addresses of servers, or sglang_launch, one that is started: one of both"
+        yield "backend sglang wants sglang_url, addresses of servers, or sglang_launch, which starts one: one of both"
     if config.weight_sync == "adapter" and config.lora_r is None:
         yield "weight_sync 'adapter' sends an adapter, and lora_r is none: give a rank, or use disk"
     corrects = "importance_sampling_correction" in PRESETS[config.algo].reads
