@@ -5,15 +5,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PEERS := .venv-peers
+SGLANG := .sglang-env
+SGLANG_PYTHON := $(or $(GYMTUNE_SGLANG_PYTHON),$(CURDIR)/$(SGLANG)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-all test-learns demo bench peers
+.PHONY: help setup check test test-all test-learns test-sglang sglang-env demo bench peers
 
 help:
 	@echo "make setup     virtual environment and dependencies, once"
 	@echo "make check     lint, format, types"
-	@echo "make test      tests, bar the slow ones and those for a GPU"
-	@echo "make test-all  tests, bar those for a GPU"
+	@echo "make test      tests, bar the slow ones, those for a GPU and those of a real SGLang server"
+	@echo "make test-all  tests, bar those for a GPU and those of a real SGLang server"
+	@echo "make sglang-env  an environment with SGLang for a CPU (2.3 GB); GYMTUNE_SGLANG_PYTHON names one you have"
+	@echo "make test-sglang  tests against a real SGLang server"
 	@echo "make test-learns  every algorithm on a toy, with a table of what it reached"
 	@echo "make demo      a tool-using agent learns: SFT, then GRPO, minutes on a laptop"
 	@echo "make bench     speed and memory; against TRL too after make peers"
@@ -33,13 +37,29 @@ check: $(READY)
 	$(BIN)/mypy
 
 test: $(READY)
-	$(BIN)/pytest -q -m "not slow and not gpu"
+	$(BIN)/pytest -q -m "not slow and not gpu and not sglang"
 
 test-all: $(READY)
-	$(BIN)/pytest -q -m "not gpu"
+	$(BIN)/pytest -q -m "not gpu and not sglang"
 
 test-learns: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -s tests/learns
+
+# Tests against a real server. Its environment is its own: SGLang pins other versions than ours.
+test-sglang: $(READY) sglang-env
+	GYMTUNE_SGLANG_PYTHON=$(SGLANG_PYTHON) OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "sglang and not slow"
+
+sglang-env: $(if $(GYMTUNE_SGLANG_PYTHON),,$(SGLANG)/.ready)
+	@$(SGLANG_PYTHON) -c 'from importlib.metadata import version; print("SGLang", version("sglang"))'
+
+# The shim lets SGLang run without AMX and without a GPU: tests/sglang/shim.
+$(SGLANG)/.ready: tests/sglang/requirements-server.txt tests/sglang/requirements-server-nodeps.txt \
+		$(wildcard tests/sglang/shim/*.py tests/sglang/shim/*.pth tests/sglang/shim/*/*.py)
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/pip install --quiet --disable-pip-version-check -r tests/sglang/requirements-server.txt
+	$(SGLANG)/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/sglang/requirements-server-nodeps.txt
+	cp -r tests/sglang/shim/. "$$($(SGLANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@touch $@
 
 demo: $(READY)
 	$(BIN)/python benchmarks/demo.py

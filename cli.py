@@ -459,7 +459,7 @@ def smoke(
             print(line)
     _table(("case", "", "calls", "success", "ended by", *names, "reward"), rows)
     if sglang_url is not None:
-        from .agents.sglang_check import check_server
+        from .agents.sglang import check_server
 
         server = check_server(sglang_url)
         print(f"server {server.url}: model {server.model_path}, weights {server.weight_version or 'of no version'}")

@@ -1,12 +1,17 @@
 """What every test may ask for: one tiny model a session, and one CPU thread."""
 
 import os
+import sys
 from pathlib import Path
 
 # Before torch is imported, so that tests which do not need it do not load it. Subprocesses inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "sglang"))
+
+from sglang_fixtures import double, free_port, server, sglang_model, sglang_python, sglang_server  # noqa: F401
 
 
 @pytest.fixture(scope="session")
