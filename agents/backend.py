@@ -75,6 +75,10 @@ class Backend(Protocol):
         """Use `weights` from the next token on; what was sampled with older ones carries its own version."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """Return what there is to say of the last `load_weights`, by names of metrics."""
+        ...
+
     def close(self) -> None:
         """Give back what is held outside this process: connections, a server of its own. No call follows."""
         ...

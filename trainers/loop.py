@@ -30,6 +30,7 @@ from .metrics import episode_metrics
 from .mirrors import Mirrors
 from .reference import load_reference, move_reference, save_reference
 from .registry import ALGORITHMS
+from .run_ahead import RunAhead, drop_stale
 from .run_folder import RunFolder
 from .update import NonFiniteError, Updater
 from .update_stats import UpdateStats
@@ -82,6 +83,8 @@ class Trainer:
             wanted = "an env or a dataset, one of them" if self.algorithm.online else "a dataset"
             raise ConfigError(f"algo {config.algo!r} needs {wanted}, got env {env} and dataset {dataset}")
         self.sampler = StepSampler(config, env, agent, self.scorer, run) if env is not None else None
+        ahead = config.max_staleness
+        self.run_ahead = RunAhead(self.sampler.sample, ahead, config.max_steps) if self.sampler is not None else None
         self.mirrors = Mirrors(config.report_to)
         assert agent.renderer is not None
         self.critic = make_critic(config, model, agent.renderer) if self.algorithm.critic else None
@@ -102,6 +105,8 @@ class Trainer:
             raise ConfigError(
                 f"eval_steps is {self.config.eval_steps}, the trainer has no held-out tasks: set trainer.held_out"
             )
+        if self.step == 0 and not self._shares_model:  # whatever the backend had before, it samples with these
+            self._load_weights()
         try:
             self.mirrors.begin(self.run, self.config, self.step)
             if self.step == 0 and self.held_out is not None:
@@ -140,9 +145,14 @@ class Trainer:
             size = config.prompts_per_step if self.algorithm.ratios else config.batch_size
             return self.dataset.batch(self.step, size), {}
         assert self.sampler is not None
+        assert self.run_ahead is not None
         sampler = self.sampler
         sampler.scorer, sampler.on_episode, sampler.on_stall = self.scorer, self.on_episode, self.on_stall
-        return sampler.sample(self.step)
+        trajectories, metrics = self.run_ahead.take(self.step)
+        if config.max_staleness > 0:
+            trajectories, staleness = drop_stale(trajectories, self.step, config.drop_staleness)
+            metrics |= staleness
+        return trajectories, metrics | self.agent.backend.metrics()
 
     def credit(self, trajectories: Sequence[Trajectory]) -> list[Experience]:
         """Return what the trajectories teach. In a control run the known rewards are dealt out at random first."""
@@ -236,9 +246,19 @@ class Trainer:
 
     def _load_weights(self) -> None:
         """Give the backend the weights of this step; one that has a model of its own knows no adapters."""
-        shared = getattr(self.agent.backend, "model", None) is self.model
-        weights = dict(self.model.named_parameters()) if shared else merged_state(self.model)
+        weights = dict(self.model.named_parameters()) if self._shares_model else merged_state(self.model)
         self.agent.backend.load_weights(self.step, weights)
+
+    @property
+    def _shares_model(self) -> bool:
+        """Whether the backend samples with the very model that is trained."""
+        return getattr(self.agent.backend, "model", None) is self.model
+
+    def close(self) -> None:
+        """End what samples, in this process and outside; a run that goes on needs a new trainer."""
+        self.agent.backend.close()
+        if self.run_ahead is not None:
+            self.run_ahead.close()
 
     def dry_run(self) -> dict[str, Any]:
         """Return the metrics that the first step would have, without making it: no weight changes, nothing is written.

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class Sync(Protocol):
-    """How servers get weights."""
+    """How servers get weights. `metrics` are of the last push."""
+
+    metrics: dict[str, float]
 
     def push(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Bring weights to every server, and return when all of them sample with these."""
@@ -113,6 +115,10 @@ class SGLangEngine:
             raise RunError(f"load_weights: nothing says how version {version} reaches the servers: give a sync")
         self.sync.push(version, weights)
         self.version = version
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the last push took, and how far the servers' log-probs were off: `sync/*`."""
+        return dict(self.sync.metrics) if self.sync is not None else {}
 
     def close(self) -> None:
         """Abort what is under way and close the connections."""

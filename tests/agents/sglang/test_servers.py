@@ -315,6 +315,20 @@ def test_a_server_that_came_back_with_old_weights_gets_requests_when_it_has_the_
     assert asked == [server.url] * 2
 
 
+def test_a_server_that_is_said_to_fail_gets_nothing_until_it_has_the_new_weights(double, client):
+    script = Script(lambda body: good(body, "2"))
+    failed, other = double(script), double(Script(lambda body: good(body, "3", token=6)))
+    servers = client(failed.url, other.url)
+    servers.expect("3")
+    script.info = {**INFO, "weight_version": "2"}
+    servers.fail(failed.url, Unreachable(failed.url, "/x", "gone"))
+    assert servers.down() == [failed.url]
+    assert [answer.ids for answer in generate(servers, 4)] == [[6]] * 4
+    assert failed.sent("/generate") == []
+    script.info = {**INFO, "weight_version": "3"}
+    until(lambda: servers.down() == [])
+
+
 def test_versions_that_were_pushed_before_are_taken(double, client):
     server = double(Script(lambda body: good(body, "2")))
     servers = client(server.url)
