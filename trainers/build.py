@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..agents.agent import ModelAgent
+from ..agents.backend import Backend
 from ..agents.loading import place_model
 from ..agents.models import LanguageModel, apply_lora, load_adapter
 from ..agents.rollout import env_factory
 from ..agents.threads import use_threads
-from ..agents.torch_engine import TorchEngine
 from ..agents.trajectory import Sampling
+from .backends import make_backend
 from .checkpoint import ADAPTER, load_state
 from .config import Resolved, TrainConfig
 from .dataset import GroupDataset
@@ -24,8 +26,6 @@ from .offline import check_stored
 from .preflight import preflight
 from .registry import ALGORITHMS
 from .run_folder import RunFolder
-
-_MOST_SEQUENCES = 256
 
 #: Called with each thing that is worth knowing and stops nobody.
 OnNote = Callable[[str], None]
@@ -53,14 +53,15 @@ def train(config: TrainConfig | Resolved, *, resume: bool = False, listeners: Li
     run = RunFolder.resume(resolved) if resume else RunFolder(Path(config.output_dir))
     steps = run.checkpoint_steps() if resume else []
     start = run.checkpoint_path(steps[-1]) if steps else None
-    trainer = _prepare(config, run, listeners, resume=resume, start=start)
-    if not resume:  # only now: a config that cannot be built leaves no folder behind
-        RunFolder.create(resolved)
-    if start is not None:
-        trainer.restore(start, load_state(start))
-    elif resume:
-        run.rewind(0)
-    return trainer.train(Path(config.model))
+    with ExitStack() as stack:
+        trainer = _prepare(config, run, listeners, stack, resume=resume, start=start)
+        if not resume:  # only now: a config that cannot be built leaves no folder behind
+            RunFolder.create(resolved)
+        if start is not None:
+            trainer.restore(start, load_state(start))
+        elif resume:
+            run.rewind(0)
+        return trainer.train(Path(config.model))
 
 
 def dry_run(config: TrainConfig, *, listeners: Listeners = Listeners()) -> dict[str, Any]:
@@ -71,13 +72,23 @@ def dry_run(config: TrainConfig, *, listeners: Listeners = Listeners()) -> dict[
     """
     use_threads(config.torch_threads)
     config = config.model_copy(update={"save_trajectories": False})
-    return _prepare(config, RunFolder(Path(config.output_dir)), listeners).dry_run()
+    with ExitStack() as stack:
+        return _prepare(config, RunFolder(Path(config.output_dir)), listeners, stack).dry_run()
 
 
 def _prepare(
-    config: TrainConfig, run: RunFolder, listeners: Listeners, *, resume: bool = False, start: Path | None = None
+    config: TrainConfig,
+    run: RunFolder,
+    listeners: Listeners,
+    stack: ExitStack,
+    *,
+    resume: bool = False,
+    start: Path | None = None,
 ) -> Trainer:
-    """Return the trainer of a config, and tell what was noted on the way. Writes nothing."""
+    """Return the trainer of a config, and tell what was noted on the way. Writes nothing but a server's log.
+
+    `stack` ends what the trainer samples with.
+    """
     found = preflight(config, resume=resume)
     found.refuse()
     model = _policy(config, start)
@@ -86,7 +97,8 @@ def _prepare(
         notes += check_stored(model, found.dataset, config)
     for note in notes:
         listeners.on_note(note)
-    trainer = _build(config, model, found, run)
+    trainer = _build(config, model, found, run, make_backend(config, model, stack))
+    stack.callback(trainer.close)
     trainer.on_step, trainer.on_episode = listeners.on_step, listeners.on_episode
     trainer.on_stall = listeners.on_stall
     return trainer
@@ -116,11 +128,13 @@ def _policy(config: TrainConfig, start: Path | None) -> LanguageModel:
     return model
 
 
-def _build(config: TrainConfig, model: LanguageModel, found: Preflight, run: RunFolder) -> Trainer:
+def _build(config: TrainConfig, model: LanguageModel, found: Preflight, run: RunFolder, backend: Backend) -> Trainer:
     """Return the trainer of a config: its agent, its env or its data, and the models beside the policy."""
     if config.gradient_checkpointing:
         model.checkpoint_layers()
-    agent = _agent(config, model, found)
+    assert found.renderer is not None
+    sampling = Sampling(temperature=config.temperature, max_new_tokens=config.max_completion_length)
+    agent = ModelAgent(backend, found.renderer, sampling, thinking_ratio=config.thinking_ratio)
     own, scorer = found.rewards or ({}, None)
     env = None
     if config.env is not None and config.trajectories is None:
@@ -134,16 +148,3 @@ def _build(config: TrainConfig, model: LanguageModel, found: Preflight, run: Run
     if config.eval_steps > 0:
         trainer.held_out = HeldOut(held_out_env(config, agent, own), agent, config, scorer)
     return trainer
-
-
-def _agent(config: TrainConfig, model: LanguageModel, found: Preflight) -> ModelAgent:
-    assert found.renderer is not None
-    engine = TorchEngine(
-        model,
-        max_model_length=config.max_model_length,
-        max_sequences=min(config.prompts_per_step * config.num_generations, _MOST_SEQUENCES),
-        max_cache_tokens=config.max_cache_tokens,
-        layers=config.layers,
-    )
-    sampling = Sampling(temperature=config.temperature, max_new_tokens=config.max_completion_length)
-    return ModelAgent(engine, found.renderer, sampling, thinking_ratio=config.thinking_ratio)

@@ -71,7 +71,8 @@ STORED = frozenset({
 })  # fmt: skip
 """Keys that stored trajectories (`trajectories`) leave nothing to say."""
 
-ACTING = frozenset({
+ACTING = SERVERS | frozenset({
+    "backend",
     "env_args", "temperature", "max_cache_tokens", "layers", "chat_template_kwargs", "thinking_ratio",
     "reward_weights", "reward_model", "normalize_scores", "score_clip",
     "eval_tasks", "eval_env_args",
