@@ -459,10 +459,14 @@ def smoke(
             print(line)
     _table(("case", "", "calls", "success", "ended by", *names, "reward"), rows)
     if sglang_url is not None:
-        from .agents.sglang import check_server
+        from .agents.sglang.trial import try_server
 
-        server = check_server(sglang_url)
-        print(f"server {server.url}: model {server.model_path}, weights {server.weight_version or 'of no version'}")
+        trial = try_server(sglang_url)
+        server = trial.facts
+        weights_are = f"weights {server.weight_version or 'of no version'}, context {server.max_length or 'not told'}"
+        print(f"server {server.url}: SGLang {server.version or '?'}, model {server.model_path}, {weights_are}")
+        shown = ", ".join(f"{token} ({logprob:.3f})" for token, logprob in zip(trial.ids, trial.logprobs, strict=True))
+        print(f"sampled {shown}; scored again {trial.gap:.1g} apart; nothing was changed on it")
     if not all(result.holds for result in results):
         raise typer.Exit(1)
 
