@@ -54,7 +54,7 @@ sglang-env: $(if $(GYMTUNE_SGLANG_PYTHON),,$(SGLANG)/.ready)
 
 # The shim lets SGLang run without AMX and without a GPU: tests/sglang/shim.
 $(SGLANG)/.ready: tests/sglang/requirements-server.txt tests/sglang/requirements-server-nodeps.txt \
-		$(wildcard tests/sglang/shim/*.py tests/sglang/shim/*.pth tests/sglang/shim/*/*.py)
+		$(wildcard tests/sglang/shim/*.py tests/sglang/shim/*.pth)
 	$(PYTHON) -m venv $(SGLANG)
 	$(SGLANG)/bin/pip install --quiet --disable-pip-version-check -r tests/sglang/requirements-server.txt
 	$(SGLANG)/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/sglang/requirements-server-nodeps.txt

@@ -69,8 +69,9 @@ class Connections:
 
     def _open(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS)
-        options = {"limits": limits, "socket_options": _keep_alive(), "trust_env": False}
-        transport = httpx.AsyncHTTPTransport(verify=self._trust, **options)
+        transport = httpx.AsyncHTTPTransport(
+            verify=self._trust, trust_env=False, limits=limits, socket_options=_keep_alive()
+        )
         self._all.append(httpx.AsyncClient(headers=self._headers, transport=transport, trust_env=False))
         return self._all[-1]
 
