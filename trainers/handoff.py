@@ -11,9 +11,9 @@ from ..agents.models import LanguageModel, has_adapter
 from ..agents.renderer import Renderer
 from .checkpoint import ADAPTER
 from .config import TrainConfig
+from .run_folder import HANDOFF
 
-HANDOFF = "handoff.json"
-"""Its file in the run folder."""
+__all__ = ["HANDOFF", "handoff_record"]
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # as families call them
 

@@ -21,11 +21,12 @@ from .checkpoint import load_updater, save_checkpoint, save_critic, save_pretrai
 from .collecting import StepSampler
 from .config import TrainConfig
 from .critic import make_critic
-from .dataset import GroupDataset, TrajectoryDataset
+from .dataset import Dataset, GroupDataset
 from .debug import debug_samples, whole_batch
 from .evaluation import HeldOut, keep_best
 from .experience import Experience, experiences_of
 from .handoff import HANDOFF, handoff_record
+from .held_out_file import HeldOutFile
 from .metrics import episode_metrics
 from .mirrors import Mirrors
 from .reference import load_reference, move_reference, save_reference
@@ -40,7 +41,7 @@ OnEpisode = Callable[[Trajectory], None]
 #: Called with the ids of the pending episodes when none has ended for a while.
 OnStall = Callable[[list[str]], None]
 
-PREFIXES = {"sft": "full_sft", "ppo": "ppo_actor"}
+PREFIXES = {"sft": "full_sft", "distill": "full_dist", "ppo": "ppo_actor"}
 """Names of finished models that are not their algorithm's."""
 CRITIC = "ppo_critic"
 """Name of the finished critic."""
@@ -72,7 +73,7 @@ class Trainer:
         run: RunFolder,
         *,
         env: Callable[[], ChatEnv] | None = None,
-        dataset: TrajectoryDataset | GroupDataset | None = None,
+        dataset: Dataset | None = None,
         reference: LanguageModel | None = None,
     ) -> None:
         self.config, self.model, self.agent, self.run = config, model, agent, run
@@ -87,7 +88,7 @@ class Trainer:
         self.critic = make_critic(config, model, agent.renderer) if self.algorithm.critic else None
         longest = config.max_completion_length * self._most_turns()
         self.updater = Updater(model, self.algorithm, config, reference, longest, self.critic)
-        self.held_out: HeldOut | None = None
+        self.held_out: HeldOut | HeldOutFile | None = None
         self.step = 0
         self.tokens_seen = 0
         self.on_step: OnStep = lambda _: None
@@ -100,7 +101,7 @@ class Trainer:
         """Run to `max_steps` and return the folder of the finished model."""
         if self.config.eval_steps > 0 and self.held_out is None:
             raise ConfigError(
-                f"eval_steps is {self.config.eval_steps}, the trainer has no held-out tasks: set trainer.held_out"
+                f"eval_steps is {self.config.eval_steps}, the trainer has nothing held out: set trainer.held_out"
             )
         try:
             self.mirrors.begin(self.run, self.config, self.step)
@@ -127,7 +128,7 @@ class Trainer:
         metrics |= {"time/rollout": sampled - began, "step_time": perf_counter() - began}
         if self.held_out is not None and self._due(self.config.eval_steps):
             metrics |= self._evaluate(tokenizer_folder)
-        if "eval/reward" in metrics or self._due(self.config.logging_steps):
+        if "time/eval" in metrics or self._due(self.config.logging_steps):
             self._log(metrics)
         self.on_step(metrics)
         if self._due(self.config.save_steps):
@@ -259,6 +260,8 @@ class Trainer:
         """Name of the finished model's folder, as MiniMind's users know it."""
         if self.config.algo in PREFIXES:
             return PREFIXES[self.config.algo]
+        if not self.algorithm.ratios:
+            return self.config.algo
         with_tools = self.sampler is not None and bool(self.sampler.probe_env.toolbox.names)
         return "agent" if with_tools or getattr(self.dataset, "with_tools", False) else self.config.algo
 

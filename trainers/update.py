@@ -78,7 +78,9 @@ class Updater:
         self.named = policy | {f"critic.{name}": parameter for name, parameter in values.items()}
         self.parameters, self.critic_parameters = list(policy.values()), list(values.values())
         self.kl_in_loss = algorithm.ratios and config.beta > 0 and config.kl_in == "loss"
-        self.everything_teaches = self.kl_in_loss or config.entropy_coef > 0 or algorithm.critic
+        self.everything_teaches = (
+            self.kl_in_loss or config.entropy_coef > 0 or algorithm.critic or algorithm.everything_teaches
+        )
         groups = _groups(self.parameters, config.learning_rate, config.weight_decay)
         peak = config.learning_rate if config.critic_learning_rate is None else config.critic_learning_rate
         groups += _groups(self.critic_parameters, peak, config.weight_decay)
@@ -158,7 +160,8 @@ class Updater:
         def numbers(compute: Compute, asked: Sequence[Experience]) -> list[list[float]]:
             return token_numbers(asked, compute, config.micro_batch_tokens, self.device)
 
-        lookups = Lookups(partial(numbers, self._policy_logprobs), partial(numbers, self._reference_logprobs))
+        longest = self.model.config.max_position_embeddings
+        lookups = Lookups(partial(numbers, self._policy_logprobs), partial(numbers, self._reference_logprobs), longest)
         if config.importance_sampling_correction != "none":
             for experience, logprobs in zip(experiences, lookups.policy(experiences), strict=True):
                 experience.old_logprobs = logprobs
@@ -272,10 +275,13 @@ class Updater:
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
-        """Return log-probs of the starting model: the reference, or the model itself with its adapter off."""
+        """Return log-probs of the reference, or where there is none of the model itself with its adapter off.
+
+        Those of a teacher with a larger vocabulary are normalised over the ids that the policy has.
+        """
         model = self.model if self.reference is None else self.reference
         with adapter_off(model) if self.reference is None else nullcontext():
-            return policy_logprobs(model, batch)[0]
+            return policy_logprobs(model, batch, vocabulary=len(self.model.head_weight))[0]
 
 
 def _groups(parameters: Sequence[nn.Parameter], peak: float, weight_decay: float) -> list[dict[str, Any]]:

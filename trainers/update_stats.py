@@ -61,8 +61,9 @@ class UpdateStats:
         if correction != "none":
             self.logged |= gap_metrics(experiences, correction)
         known = [experience for experience in experiences if experience.reward is not None]
-        if any(experience.ref_logprobs for experience in known):
-            sums = [math.fsum(e.old_logprobs) - math.fsum(e.ref_logprobs) for e in known]
+        judged = [e for e in known if e.ref_logprobs and e.unit is None]  # of a pair the loss measures what is told
+        if judged:
+            sums = [math.fsum(e.old_logprobs) - math.fsum(e.ref_logprobs) for e in judged]
             self.logged["objective/kl"] = fmean(sums)
         pairs = [pair for e in known for pair in zip(e.returns, e.values, strict=True)]
         spread = pvariance([wanted for wanted, _ in pairs]) if pairs else 0.0
@@ -138,4 +139,6 @@ class UpdateStats:
                 "ppo/passes": self.passes,
             }
         values |= {name: total / count for name, (total, count) in self.measured.items() if count}
+        if "rewards/chosen" in values and "rewards/rejected" in values:  # of pairs, and of replies judged alone
+            values["rewards/margins"] = values["rewards/chosen"] - values["rewards/rejected"]
         return values | self.logged

@@ -85,7 +85,7 @@ def test_everything_that_is_given_is_looked_at(config, tmp_path):
 
 def test_what_was_read_is_kept(config, sums_file, tiny_model):
     found = preflight(config("sft", data=str(sums_file)))
-    assert len(found.dataset.items) == 400
+    assert len(found.dataset.everything()) == 400
     assert found.renderer.tokenizer.name_or_path == str(tiny_model)
     assert said(found, "data") == "400 episodes"
 
