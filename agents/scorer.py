@@ -156,7 +156,7 @@ def function_part(name: str, weight: float, function: RewardFunction) -> Part:
 
 
 def scorer_part(name: str, weight: float, scorer: ConversationScorer) -> Part:
-    """Return the part that hands whole conversations to a reward model or a judge, with their tools if it takes them."""
+    """Return the part that hands whole conversations, and tools where they are taken, to a reward model or a judge."""
 
     def score(trajectories: Sequence[Trajectory]) -> Scores:
         return call_scorer(scorer, [t.messages for t in trajectories], [t.tools for t in trajectories])

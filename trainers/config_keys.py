@@ -293,3 +293,9 @@ class DistillKeys(BaseModel):
     reward_coef: float = Field(
         default=0.0, ge=0, description="opd: weight of the group's advantages from rewards, beside the teacher"
     )
+
+
+class AllKeys(
+    DistillKeys, PreferenceKeys, CriticKeys, CreditKeys, LossKeys, SamplingKeys, BatchKeys, OptimizerKeys, RunKeys
+):
+    """Every key of a run."""

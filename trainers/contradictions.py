@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..agents.renderer import THINKING
+from .config_keys import AllKeys
 from .presets import PRESETS
 
-if TYPE_CHECKING:
-    from .config import TrainConfig
 
-
-def contradictions(config: TrainConfig) -> Iterator[str]:
+def contradictions(config: AllKeys) -> Iterator[str]:
     """Yield what contradicts, each as a sentence that names what to change."""
     reads = PRESETS[config.algo].reads
     yield from _of_the_source(config)
@@ -33,7 +30,7 @@ def contradictions(config: TrainConfig) -> Iterator[str]:
         yield f"warmup_steps {config.warmup_steps} is more than max_steps {config.max_steps}"
 
 
-def _of_the_source(config: TrainConfig) -> Iterator[str]:
+def _of_the_source(config: AllKeys) -> Iterator[str]:
     """Yield what is wrong with where episodes come from: a file of records, stored episodes, an env."""
     reads = PRESETS[config.algo].reads
     if "env" not in reads:
@@ -72,7 +69,7 @@ def _of_the_source(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _of_the_teacher(config: TrainConfig) -> Iterator[str]:
+def _of_the_teacher(config: AllKeys) -> Iterator[str]:
     """Yield what is wrong between the keys of distillation."""
     if config.teacher_model is None:
         yield f"--algo {config.algo} learns from a teacher, teacher_model is not set: give a model folder"
@@ -85,7 +82,7 @@ def _of_the_teacher(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _of_preference(config: TrainConfig) -> Iterator[str]:
+def _of_preference(config: AllKeys) -> Iterator[str]:
     """Yield what is wrong between the keys of DPO and its kin."""
     if config.algo in ("dpo", "ipo", "kto", "simpo") and config.beta == 0:
         yield f"--algo {config.algo} scales what a reply earns by beta, which is 0: leave it to the preset, or raise it"
@@ -93,7 +90,7 @@ def _of_preference(config: TrainConfig) -> Iterator[str]:
         yield "--algo kto estimates a KL from prompts with another's reply: batch_size must be at least 2, came 1"
 
 
-def _of_credit(config: TrainConfig) -> Iterator[str]:
+def _of_credit(config: AllKeys) -> Iterator[str]:
     """Yield what is wrong between the keys of credit, reference and ratios."""
     reads = PRESETS[config.algo].reads
     alone = config.algo == "opd" and config.reward_coef == 0  # the teacher judges each episode by itself

@@ -17,7 +17,7 @@ from ..agents.trajectory import Trajectory
 from ..envs.chat_env import ChatEnv
 from ..tools.errors import ConfigError, RunError
 from .batch import Row, make_rows
-from .checkpoint import load_updater, save_checkpoint, save_critic, save_pretrained, write_aside
+from .checkpoint import load_updater, save_checkpoint, save_critic, save_pretrained, save_scorer, write_aside
 from .collecting import StepSampler
 from .config import TrainConfig
 from .critic import make_critic
@@ -213,11 +213,7 @@ class Trainer:
         """Return `eval/*` of the policy as it is; the best one so far is kept in RUN/best."""
         assert self.held_out is not None
         metrics = self.held_out.evaluate(self.on_stall)
-        keep_best(
-            self.run,
-            {"step": self.step} | metrics,
-            lambda folder: save_pretrained(self.model, tokenizer_folder, folder),
-        )
+        keep_best(self.run, {"step": self.step} | metrics, lambda folder: self._save_model(tokenizer_folder, folder))
         return metrics
 
     def _log(self, metrics: dict[str, Any]) -> None:
@@ -292,11 +288,20 @@ class Trainer:
         self._load_weights()
         self.run.rewind(self.step)
 
+    def _save_model(self, tokenizer_folder: Path, target: Path) -> None:
+        """Write the model as it is used later: what speaks, or what scores."""
+        if self.algorithm.scores:
+            assert self.critic is not None
+            assert self.agent.renderer is not None
+            save_scorer(self.model, self.critic, tokenizer_folder, self.agent.renderer, target)
+        else:
+            save_pretrained(self.model, tokenizer_folder, target)
+
     def _finish(self, tokenizer_folder: Path) -> Path:
         """Write the finished model, its critic and what inference needs to know; return the model's folder."""
         final = self.run.path / self.prefix
-        save_pretrained(self.model, tokenizer_folder, final)
-        if self.critic is not None:
+        self._save_model(tokenizer_folder, final)
+        if self.critic is not None and not self.algorithm.scores:
             save_critic(self.critic, tokenizer_folder, self.run.path / CRITIC)
         lines = self.run.read_metrics()
         self.run.write_json(HANDOFF, handoff_record(self.config, self.model, self.agent, self.prefix, lines))

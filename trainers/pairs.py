@@ -131,7 +131,8 @@ def _unpaired(file: StoredFile, paired: Sequence[Trajectory]) -> list[str]:
     groups: dict[str, list[Trajectory]] = {}
     for episode in file.episodes:
         groups.setdefault(episode.group_id, []).append(episode)
-    alone = [group for name, group in groups.items() if name not in {one.group_id for one in paired}]
+    inside = {one.group_id for one in paired}
+    alone = [group for name, group in groups.items() if name not in inside]
     if file.kind == "trajectories":
         why = "too few episodes, equal rewards, or the same words"
         return [f"{len(alone)} of {len(groups)} groups give no pair: {why}"] if alone else []

@@ -109,7 +109,7 @@ def log_odds(mean_logprob: Tensor) -> Tensor:
 def kto_loss(ratio: Tensor, desirable: Tensor, kl: float, beta: float) -> Tensor:
     """Return `1 - v` (U,): v is `sigmoid(beta (ratio - kl))` of good replies, `sigmoid(beta (kl - ratio))` of bad ones.
 
-    Kahneman-Tversky optimization, arXiv:2402.01306 eq. 8: what is gained or lost counts from a reference point, the KL
+    Kahneman-Tversky optimization, arXiv:2402.01306: what is gained or lost counts from a reference point, the KL
     of the policy from its reference, and ever less the further from it. `desirable` (U,) bool.
     """
     away = beta * (ratio - kl)

@@ -81,6 +81,8 @@ def _look_at_model(found: Preflight, config: TrainConfig) -> None:
         found.look(
             "critic", "a model with the policy's vocabulary", "--critic-model", lambda: _critic(config, found.renderer)
         )
+    if facts is not None and config.algo == "reward":
+        found.look("score", "layers of our own decoder", "another --model", lambda: _score(config, facts))
     if config.teacher_model is not None:
         _look_at_teacher(found, Path(config.teacher_model), config)
     if facts is None:
@@ -132,10 +134,19 @@ def _checkpointing(facts: ModelFacts) -> tuple[bool, str]:
 
 def _critic(config: TrainConfig, renderer: Renderer | None) -> tuple[ModelFacts, str]:
     folder = Path(config.critic_model or config.model)
-    facts = inspect_model(folder)
+    facts = inspect_model(folder, classifier=True)
     if renderer is not None:
         check_critic(folder, renderer, config.model)
     return facts, str(facts)
+
+
+def _score(config: TrainConfig, facts: ModelFacts) -> tuple[str, str]:
+    if not facts.native:
+        raise ConfigError(
+            f"--algo reward saves models that our own decoder runs as sequence classifiers, {config.model} is a "
+            f"{facts.family}: take a base of another family"
+        )
+    return config.model, f"a head of {facts.hidden_size} numbers"
 
 
 def _look_at_teacher(found: Preflight, folder: Path, config: TrainConfig) -> None:

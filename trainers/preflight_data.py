@@ -17,6 +17,8 @@ from .dataset import GroupDataset, TrajectoryDataset
 from .findings import Preflight
 from .pairs import LabelledDataset, PairDataset
 from .presets import PRESETS
+from .registry import ALGORITHMS
+from .reward import ConversationPairs
 from .stored import HOLDS, FileDataset, listed
 
 _WANTED = {
@@ -34,10 +36,10 @@ def look_at_data(found: Preflight, config: TrainConfig) -> None:
         return
     data = found.dataset = _look_at_file(found, config, "data", config.data)
     held = found.held_out = _look_at_file(found, config, "eval_data", config.eval_data) if config.eval_data else None
-    if data is not None:
-        found.look(
-            "data options", "options that the file has a use for", "leave it out", lambda: _options(config, data)
-        )
+    if data is not None and (asked := _asked(config)):
+        files = [data] if held is None else [data, held]
+        wanted = "options that the file has a use for"
+        found.look("data options", wanted, "leave them out", lambda: _options(asked, files))
     if data is not None and held is not None:
         mend = "take these lines out of one of the files"
         found.look("held out", "records that are not trained on", mend, lambda: _apart(data, held))
@@ -79,7 +81,8 @@ def _look_at_file(found: Preflight, config: TrainConfig, what: str, path: str) -
     if renderer is None or facts is None:
         found.look(what, wanted, mend, lambda: _records(path))
         return None
-    data = found.look(what, wanted, mend, lambda: _told(file_dataset(config, path, renderer, facts.context)))
+    longest = min(facts.context, found.teacher.context if found.teacher is not None else facts.context)
+    data = found.look(what, wanted, mend, lambda: _told(file_dataset(config, path, renderer, longest)))
     for note in data.notes if data is not None else ():
         found.note(what, wanted, note)
     return data
@@ -95,7 +98,8 @@ def file_dataset(config: TrainConfig, path: str, renderer: Renderer, max_length:
     """Return what the algorithm of a config learns from a file. Raises DataError; see the classes."""
     match _sort(config):
         case "pairs":
-            return PairDataset(
+            pairs = ConversationPairs if ALGORITHMS[config.algo].scores else PairDataset
+            return pairs(
                 path,
                 renderer,
                 max_length=max_length,
@@ -136,24 +140,30 @@ def _records(path: str) -> tuple[int, str]:
     return report.rows, f"{report.rows} {HOLDS[report.kind][0]}, looked at no further without a model"
 
 
-def _options(config: TrainConfig, data: FileDataset) -> tuple[list[str], str]:
-    """Refuse options that say something of groups and rewards where a file has neither; look for the margins."""
-    asked = {
+def _asked(config: TrainConfig) -> list[str]:
+    """Return the options that say something of rewards and groups, or of a column, where they are not the default."""
+    away = {
         "min_reward": config.min_reward is not None,
         "best_of": config.best_of is not None,
         "pairs": config.pairs != "best_worst",
         "ties": config.ties != "drop",
         "label_threshold": config.label_threshold is not None,
+        "margin": config.margin == "column",
     }
-    given = [key for key, there in asked.items() if there]
-    if given and data.kind != "trajectories":
+    return [key for key, there in away.items() if there and key in PRESETS[config.algo].reads]
+
+
+def _options(asked: list[str], files: list[FileDataset]) -> tuple[list[str], str]:
+    """Refuse options on the rewards of episodes where the file that is trained on has none; look for the margins."""
+    data, idle = files[0], [key for key in asked if key != "margin"]
+    if idle and data.kind != "trajectories":
         raise ConfigError(
-            f"{', '.join(given)}: read of the rewards of episodes alone, and {data.path} is of the kind {data.kind}"
+            f"{', '.join(idle)}: read of the rewards of episodes alone, and {data.path} is of the kind {data.kind}"
         )
-    if config.margin == "column":
-        _check_margins(data)
-        given.append("margin")
-    return given, ", ".join(given) or "none"
+    if "margin" in asked:
+        for file in files:
+            _check_margins(file)
+    return asked, ", ".join(asked)
 
 
 def _check_margins(data: FileDataset) -> None:

@@ -13,12 +13,14 @@ from .opd import OPD
 from .orpo import ORPO
 from .ppo import PPO
 from .reinforce import ReinforcePlusPlus
+from .reward import Reward
 from .rloo import RLOO
 from .sft import SFT
 from .simpo import SimPO
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "sft": SFT,
+    "reward": Reward,
     "dpo": DPO,
     "ipo": IPO,
     "orpo": ORPO,

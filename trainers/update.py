@@ -76,7 +76,10 @@ class Updater:
             raise ConfigError("no parameter of the model requires a gradient, so there is nothing to train")
         values = {} if critic is None else trainable_parameters(critic)
         self.named = policy | {f"critic.{name}": parameter for name, parameter in values.items()}
-        self.parameters, self.critic_parameters = list(policy.values()), list(values.values())
+        if algorithm.scores:  # the head is a part of what is trained, as is a classifier's
+            self.parameters, self.critic_parameters = list(self.named.values()), []
+        else:
+            self.parameters, self.critic_parameters = list(policy.values()), list(values.values())
         self.kl_in_loss = algorithm.ratios and config.beta > 0 and config.kl_in == "loss"
         self.everything_teaches = (
             self.kl_in_loss or config.entropy_coef > 0 or algorithm.critic or algorithm.everything_teaches
@@ -149,7 +152,7 @@ class Updater:
             stats.grad_norm += norm
             stats.value_grad_norm += critic_norm
             stats.steps += 1
-            stats.critic_steps += self.critic is not None
+            stats.critic_steps += self.critic is not None and not self.algorithm.scores
             stats.passes += 1 / len(mini_batches)
         return True
 
@@ -233,7 +236,7 @@ class Updater:
         """Return a micro-batch's share of the optimizer batch's loss: the policy's, and the critic's by `vf_coef`."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not warming):
             hidden = hidden_states(self.model, batch)
-            logprobs, entropy = logprobs_of(self.model, hidden, batch, entropy_grad=self.config.entropy_coef > 0)
+            logprobs, entropy = self._said(hidden, batch)
         tokens = TokenBatch(
             logprobs, batch.old_logprobs, batch.advantages, batch.row, batch.trajectory, batch.unit, batch.ref_logprobs,
             divergence=self.algorithm.compare(self.model, hidden, batch, self.reference),
@@ -250,6 +253,12 @@ class Updater:
             stats.value_loss += float(value_loss.detach())
         return loss
 
+    def _said(self, hidden: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies of the tokens, each (N,); zeros where nothing is said, but scored."""
+        if self.algorithm.scores:
+            return hidden.new_zeros(len(hidden)), hidden.new_zeros(len(hidden))
+        return logprobs_of(self.model, hidden, batch, entropy_grad=self.config.entropy_coef > 0)
+
     def _policy_terms(
         self, batch: MicroBatch, token: TokenLosses, logprobs: Tensor, entropy: Tensor, stats: UpdateStats
     ) -> Tensor:
@@ -263,8 +272,9 @@ class Updater:
             stats.kl_tokens += len(kl)
         if config.entropy_coef > 0:
             values = values - config.entropy_coef * entropy
-        stats.tokens += len(values)
-        stats.entropy += float(entropy.detach().sum())
+        if not self.algorithm.scores:
+            stats.tokens += len(values)
+            stats.entropy += float(entropy.detach().sum())
         stats.note_measured(token.measured)
         if self.algorithm.ratios:
             stats.note_tokens(token, logprobs.detach() - batch.old_logprobs)

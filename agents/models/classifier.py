@@ -20,7 +20,9 @@ from torch import Tensor
 from ...tools.errors import ModelError
 from .checkpoint import HEAD, SCORE, WEIGHTS, read_weights, refuse_misfits, shapes_of, weight_shapes, write_json
 from .config import ModelConfig, read_json
+from .contract import LanguageConfig
 from .decoder import Decoder
+from .families import FAMILIES
 from .folder import copy_tokenizer
 from .lora import merged_state
 
@@ -69,7 +71,9 @@ def load_classifier(
     path = Path(folder)
     model = classifier_outline(path)
     model.load_state_dict(read_weights(path, shapes_of(model), dtype, device), assign=True)
-    score = read_weights(path, {SCORE: (1, model.config.hidden_size)}, torch.promote_types(dtype, torch.float32), device)
+    score = read_weights(
+        path, {SCORE: (1, model.config.hidden_size)}, torch.promote_types(dtype, torch.float32), device
+    )
     return model, score[SCORE]
 
 
@@ -95,9 +99,9 @@ def save_classifier(model: Decoder, score: Tensor, folder: Path, tokenizer_folde
     write_json(folder / "config.json", config)
 
 
-def classifier_name(config: ModelConfig) -> str:
-    """Return the class of transformers that opens a classifier of this family."""
-    return config.family.architecture.replace("ForCausalLM", "ForSequenceClassification")
+def classifier_name(config: LanguageConfig) -> str:
+    """Return the class of transformers that opens a classifier of this family, which is one of our decoder's."""
+    return FAMILIES[config.model_type].architecture.replace("ForCausalLM", "ForSequenceClassification")
 
 
 def _pad_apart(folder: Path, ends: Collection[int]) -> int | None:

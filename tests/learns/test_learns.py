@@ -19,7 +19,7 @@ from gymtune.trainers.registry import ALGORITHMS
 TOY = "gymtune-test/Echo-v0"
 FLOOR = 0.85  # of the answers that are right after learning
 CEILING = 0.5  # and without it
-WIDER = 0.2  # growth of the margin between better and worse replies
+WIDER = 0.1  # growth of the margin between better and worse replies
 
 pytestmark = pytest.mark.learns
 
@@ -139,9 +139,10 @@ PREFERENCE = {
     "simpo": {"pairs": "all", "simpo_gamma": 5.0},
     "kto": {"beta": 0.3},
 }
+SAMPLED = [pytest.param(algo, marks=() if algo in ("dpo", "kto") else pytest.mark.slow) for algo in PREFERENCE]
 
 
-@pytest.mark.parametrize("algo", PREFERENCE)
+@pytest.mark.parametrize("algo", SAMPLED)
 def test_preference_learns_from_what_it_samples(run, guesser, algo, learnt):
     began = perf_counter()
     folder, lines = run(algo=algo, model=str(guesser), **(RL | PREFERENCE[algo]))
@@ -151,7 +152,7 @@ def test_preference_learns_from_what_it_samples(run, guesser, algo, learnt):
     assert success(folder) >= FLOOR
 
 
-@pytest.mark.parametrize("algo", PREFERENCE)
+@pytest.mark.parametrize("algo", SAMPLED)
 @pytest.mark.usefixtures("no_loss")
 def test_preference_without_a_loss_learns_nothing_of_what_it_samples(run, guesser, algo, learnt):
     folder, _ = run(algo=algo, model=str(guesser), **(RL | PREFERENCE[algo]))
@@ -176,7 +177,6 @@ def prefer(run, guesser, opinions, algo):
 def test_preference_learns_from_a_file(run, guesser, opinions, algo):
     """Pairs that were held out are told apart. (What is said is not asked: DPO may make better and worse unlikely.)"""
     margin, accuracy = prefer(run, guesser, opinions, algo)
-    print(algo, margin, accuracy)
     assert margin > WIDER
     assert accuracy == (None if algo == "kto" else 1.0)
 
@@ -184,9 +184,7 @@ def test_preference_learns_from_a_file(run, guesser, opinions, algo):
 @pytest.mark.parametrize("algo", PREFERENCE)
 @pytest.mark.usefixtures("no_loss")
 def test_preference_without_a_loss_learns_nothing_from_a_file(run, guesser, opinions, algo):
-    x = prefer(run, guesser, opinions, algo)
-    print(algo, x)
-    assert x[0] < WIDER
+    assert prefer(run, guesser, opinions, algo)[0] < WIDER
 
 
 @pytest.mark.parametrize("algo", methods("grpo", "dapo", "rloo"))

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from gymtune.tools.errors import ConfigError
 from gymtune.trainers.config import Resolved, TrainConfig, resolve
-from gymtune.trainers.presets import FILE, PRESETS, SAMPLED
+from gymtune.trainers.presets import DISTILL, FILE, PRESETS, SAMPLED
 
 NEEDED = {
     algo: {"model": "m", "output_dir": "o"}
@@ -20,7 +20,7 @@ NEEDED = {
 }
 ONLINE = [algo for algo, preset in PRESETS.items() if "env" in preset.reads]
 EITHER = [algo for algo in ONLINE if "data" in PRESETS[algo].reads]
-GROUPED = [algo for algo in ONLINE if {"min_group_size", "pairs"} & PRESETS[algo].reads]
+GROUPED = [algo for algo in ONLINE if {"min_group_size", "pairs"} & PRESETS[algo].reads and algo != "opd"]
 
 
 def made(algo, *sets, **layers):
@@ -262,7 +262,7 @@ def test_a_group_of_one_is_refused_where_the_group_is_the_baseline(algo):
         with pytest.raises(ConfigError, match=f"--algo {algo} compares the episodes of a group: num_generations"):
             made(algo, "num_generations=1")
     else:
-        assert algo in {"ppo", "reinforce++", "kto"}
+        assert algo in {"ppo", "reinforce++", "kto", "opd"}
         assert made(algo, "num_generations=1").config.num_generations == 1
 
 
@@ -312,6 +312,7 @@ IDLE = {
     "ref_model_sync_steps": lambda config: not config.sync_ref_model,
     "ref_model_mixup_alpha": lambda config: not config.sync_ref_model,
     "debug_interval": lambda config: not config.debug_mode,
+    "jsd_beta": lambda config: config.divergence != "jsd",
     "eval_data": lambda config: config.eval_steps == 0,
     "eval_tasks": lambda config: config.eval_steps == 0,
     "eval_env_args": lambda config: config.eval_steps == 0,
@@ -329,6 +330,8 @@ def test_table_shows_what_is_read_and_is_toml(algo, source, toml):
     resolved = resolve(algo, sets=changes, options=options)
     rows = resolved.table()
     idle = {key for key, is_idle in IDLE.items() if is_idle(resolved.config)}
+    if algo == "opd":  # the teacher judges sampled tokens, and rewards teach nothing
+        idle |= DISTILL - {"teacher_model"} | {"scale_rewards", "min_group_size", "overlong_buffer"}
     if algo in EITHER:
         idle |= SAMPLED - {"eval_steps"} if source else FILE | {"eval_data"}
     assert {key for key, _, _ in rows} == PRESETS[algo].reads - idle

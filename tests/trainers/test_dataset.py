@@ -236,7 +236,7 @@ def test_what_goes_on_without_results_is_left_out(read, tiny_renderer):
     assert [one.turns[0].text for one in data.everything()] == ["a"]
     assert data.notes[0].startswith("1 replies are left out: they go on after calls whose results are not on file")
     with pytest.raises(
-        DataError, match=r"no answers to learn from\. 10 replies .* agent scripted` plays them\)\. Such a"
+        DataError, match=r"no answers to learn from\. 10 replies .*-agent scripted` plays them\)\. Such a"
     ):
         TrajectoryDataset(example_path("agentic"), tiny_renderer, max_length=400, seed=0)
 

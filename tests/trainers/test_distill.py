@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from gymtune.agents.models import CausalAttend, ModelConfig, apply_lora, init_model, load_any, load_model, save_model
 from gymtune.agents.models.folder import copy_tokenizer
 from gymtune.agents.models.init import random_decoder
-from gymtune.tools.errors import ConfigError, RunError
+from gymtune.tools.errors import ConfigError, DataError, RunError
 from gymtune.trainers import Listeners, TrainConfig, dry_run, train
 from gymtune.trainers import teacher as teacher_module
 from gymtune.trainers.batch import make_rows
@@ -257,6 +257,14 @@ def test_a_larger_vocabulary_is_cut_with_a_note(teachers, settings):
     train(settings(teacher), listeners=Listeners(on_note=notes.append))
     assert any("its logits are cut" in note for note in notes)
     assert not preflight(settings(teachers("equal"), "next")).notes
+
+
+def test_rows_that_the_teacher_does_not_take_are_told_or_left_out(teachers, settings):
+    teacher = teachers("short", max_position_embeddings=30)
+    lengths = "more tokens than the 30 that the model takes"
+    with pytest.raises(DataError, match=lengths):
+        train(settings(teacher))
+    assert run(settings(teacher, "less", drop_long=True, max_steps=1))[1]
 
 
 def test_another_tokenizer_is_refused(teachers, settings, tmp_path):

@@ -108,7 +108,11 @@ CASES = {
     "epsilon_high": ("weights", 1e-4, FAR | {"epsilon_high": 0.2}),
     "scale_rewards": ("weights", "batch", {"scale_rewards": "group"} | PAID),
     "mask_truncated_completions": ("weights", True, {"max_completion_length": 2}),
-    "reward_weights": ("weights", {"gt": 0.1, "unfinished": 1.0}, {"max_completion_length": 2, "label_threshold": 0.5} | PAID),
+    "reward_weights": (
+        "weights",
+        {"gt": 0.1, "unfinished": 1.0},
+        {"max_completion_length": 2, "label_threshold": 0.5} | PAID,
+    ),
     "reward_model": ("metrics", "stub", {}),
     "normalize_scores": ("metrics", True, {"reward_model": "stub"}),
     "score_clip": ("metrics", 0.5, {"reward_model": "stub"}),
@@ -182,16 +186,19 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def mixed_file(tmp_path_factory):
-    """Groups of 3 episodes that guess: half of them are right, not all are equally long."""
+    """Groups of 3 episodes that guess: half of them are right, not all are equally long. Beside it held-out ones."""
     path, rng = tmp_path_factory.mktemp("mixed") / "guesses.jsonl", Random(0)
 
     def guess(messages):
         a, b = map(int, re.findall(r"\d+", messages[-1]["content"]))
         return str(a + b) if rng.random() < 0.5 else rng.choice(("7", "12"))
 
-    with TrajectoryWriter(path) as writer:
-        for trajectory in rollout("gymtune/Arithmetic-v0", FunctionAgent(guess), 20, num_generations=3):
-            writer.append(trajectory)
+    for file, count, args in ((path, 20, {}), (path.with_name("held_out.jsonl"), 6, {"levels": [2]})):
+        with TrajectoryWriter(file) as writer:
+            for trajectory in rollout(
+                "gymtune/Arithmetic-v0", FunctionAgent(guess), count, num_generations=3, env_args=args
+            ):
+                writer.append(trajectory)
     return path
 
 
@@ -222,7 +229,7 @@ def outcome(taught_model, tiny_model, tiny_renderer, mixed_file, tmp_path_factor
             source["teacher_model"] = str(tiny_model)
         base = {"model": str(taught_model), "output_dir": str(where), "max_steps": 2, "learning_rate": 0.01}
         if "data" in source and changes.get("eval_steps"):
-            source["eval_data"] = str(mixed_file)
+            source["eval_data"] = str(mixed_file.with_name("held_out.jsonl"))
         forwards.clear()
         layers.clear()
         passes.clear()
