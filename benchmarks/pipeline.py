@@ -34,7 +34,7 @@ FULL: Mapping[str, Any] = {
     "held_out": 100, "reward": 60, "dpo": 40, "ppo": 60, "grpo": 60, "pairs": 32, "prompts": 32, "eval": 400,
 }  # fmt: skip
 QUICK: Mapping[str, Any] = {
-    "env": "gymtune/Arithmetic-v0", "last": "grpo/grpo", "width": 32, "experts": 400, "sft": 100, "sft_rate": 1e-2,
+    "env": "gymtune/Arithmetic-v0", "last": "grpo/grpo", "width": 32, "experts": 400, "sft": 30, "sft_rate": 1e-2,
     "groups": 24, "held_out": 24, "reward": 2, "dpo": 2, "ppo": 2, "grpo": 2, "pairs": 4, "prompts": 2, "eval": 16,
 }  # fmt: skip
 
@@ -147,11 +147,10 @@ class Pipeline:
             print(f"after {stage:<6} {cells} {self.minutes[stage]:.1f}")
         measured = [line for line in self.metrics("reward") if "eval/accuracy" in line]
         told["reward"] = measured[-1]["eval/accuracy"]
-        before, after = (100 * line["eval/accuracy"] for line in (measured[0], measured[-1]))
-        print(f"\nreward model: {after:.1f} % of held-out pairs in the right order ({before:.1f} % before)")
-        print(f"              {self.minutes['reward']:.1f} minutes, its samples included")
+        print(f"\nreward model: {100 * told['reward']:.1f} % of held-out pairs in the right order;", end=" ")
+        print(f"{self.minutes['reward']:.1f} minutes of a core, its samples included")
         last = self.metrics("ppo")[-1]
-        print(f"ppo's last step: mean score {last['reward']:.2f}, of its episodes {100 * last['success']:.1f} % right")
+        print(f"ppo: in its last step a mean score of {last['reward']:.2f}, and {100 * last['success']:.1f} % right")
         return told
 
     def metrics(self, stage: str) -> list[dict[str, Any]]:

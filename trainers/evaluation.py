@@ -120,8 +120,8 @@ def keep_best(run: RunFolder, metrics: Mapping[str, Any], save: Callable[[Path],
     """Let `save` write RUN/best when the evaluation in `metrics` beats the best so far; tell whether it did.
 
     Of tasks, by success, or by reward where no success is told. Of a file, by the share of pairs that are told right,
-    or by the lowest loss where there are no pairs. The earlier of equals stays. What is best is read from the folder
-    itself, so a resumed run, which makes the same evaluations again, ends with the same one.
+    and of equals, or where there are no pairs, by the lowest loss. The earlier of equals stays. What is best is read
+    from the folder itself, so a resumed run, which makes the same evaluations again, ends with the same one.
     """
     record = {"step": metrics["step"]} | _judged(metrics)
     best = run.read_best()
@@ -141,11 +141,11 @@ def _judged(metrics: Mapping[str, Any]) -> dict[str, Any]:
     if "eval/reward" in metrics:
         return {"success": metrics.get("eval/success"), "reward": metrics["eval/reward"]}
     name = next((name for name in _TOLD_RIGHT if name in metrics), "eval/loss")
-    return {"by": name, "value": metrics[name]}
+    return {"by": name, "value": metrics[name], "loss": metrics["eval/loss"]}
 
 
-def _rank(record: Mapping[str, Any]) -> tuple[bool, float]:
+def _rank(record: Mapping[str, Any]) -> tuple[float, float]:
     if "by" in record:
-        return True, -record["value"] if record["by"] == "eval/loss" else record["value"]
+        return 0.0 if record["by"] == "eval/loss" else record["value"], -record["loss"]
     told = record["success"] is not None
     return told, record["success"] if told else record["reward"]

@@ -1,7 +1,8 @@
 """Equality with TRL 1.16 of reward: loss, every gradient and metrics, both in float32.
 
-A real `RewardTrainer` opens the folder that we save and gets the ids of transformers' `apply_chat_template`: padding, and
-where the score is read, are its own. Ties have no counterpart there: a pair of equals is the mean of its two losses, TRL's as well.
+A real `RewardTrainer` opens the folder that we save and gets the ids of transformers' `apply_chat_template`: padding,
+and where the score is read, are its own. Ties have no counterpart there: a pair of equals is the mean of its two
+losses, TRL's as well.
 
 `pytest -s tests/equality` prints the table.
 """

@@ -4,6 +4,7 @@ The best is 1, chance 0.1, and the model that RL starts from is right about four
 """
 
 from dataclasses import replace
+from math import log
 from statistics import fmean
 from time import perf_counter
 
@@ -129,6 +130,30 @@ def test_on_policy_distillation_without_a_loss_learns_nothing(run, guesser, teac
     folder, _ = run(algo="opd", model=str(guesser), teacher_model=str(teacher), **RL)
     learnt("opd (sampled)", without=success(folder))
     assert success(folder) <= CEILING
+
+
+def reward(run, fresh, opinions):
+    """Learn a reward model from pairs; return the lines of metrics, the last of which is of pairs that were held out."""
+    files = {"data": str(opinions["pairs"]), "eval_data": str(opinions["held_out"]), "eval_steps": 120}
+    return run(algo="reward", model=str(fresh), max_steps=120, batch_size=32, learning_rate=3e-3, **files)[1]
+
+
+def test_a_reward_model_learns(run, fresh, opinions, learnt):
+    """It scores the right answer to a question that it did not see above each wrong one."""
+    began = perf_counter()
+    lines = reward(run, fresh, opinions)
+    accuracy = lines[-1]["eval/accuracy"]
+    learnt("reward", floor=FLOOR, reached=accuracy, seconds=perf_counter() - began)
+    assert lines[0]["loss"] == pytest.approx(log(2), abs=1e-6)
+    assert lines[-1]["loss"] < 0.1 * lines[0]["loss"]
+    assert accuracy >= FLOOR
+
+
+@pytest.mark.usefixtures("no_loss")
+def test_a_reward_model_without_a_loss_learns_nothing(run, fresh, opinions, learnt):
+    lines = reward(run, fresh, opinions)
+    learnt("reward", without=lines[-1]["eval/accuracy"])
+    assert lines[-1]["eval/accuracy"] <= CEILING
 
 
 #: What each needs to get from four right in ten to nearly all.

@@ -142,6 +142,7 @@ def test_the_best_of_each_group_the_earlier_of_equals_in_the_order_of_the_file(l
 def test_the_best_are_of_those_that_earned_enough_and_have_a_reward(load, groups):
     groups[2].rewards = {"gt": None}  # the best of a
     assert names(load(groups, best_of=1).everything()) == ["b0", "a3"]
+    assert names(load(groups, best_of=9).everything()) == ["a0", "b0", "b1", "a2", "b2", "a3", "b3"]
     assert names(load(groups, best_of=2, min_reward=1.0).everything()) == ["b0", "b1", "a3"]
 
 
@@ -260,6 +261,12 @@ def test_every_fault_of_a_file_is_told_with_its_line(read, load, seven, tmp_path
     path.write_text("\n".join([lines[0], '{"trajectory_id": 1}', *lines[1:], lines[2][:-20]]))
     with pytest.raises(DataError, match=r"line 2: trajectory_id: .*; line 9: the line is cut in the middle"):
         TrajectoryDataset(path, None, max_length=100, seed=0)
+
+
+def test_a_record_of_another_kind_is_a_fault_even_where_it_could_be_read(read):
+    """A bad reply among conversations would be imitated."""
+    with pytest.raises(DataError, match=r"line 2: wanted the kind sft, as other lines, came the kind unpaired"):
+        read([{"messages": talk("q", "a")}, {"messages": talk("q", "b"), "label": False}])
 
 
 def test_what_the_chat_template_refuses_is_told_with_its_line(read, tiny_renderer, tmp_path):

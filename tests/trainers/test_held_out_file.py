@@ -120,25 +120,30 @@ def offer(run, step, **metrics):
     return keep_best(run, {"step": step} | named, lambda folder: (folder / "model").write_text(f"step {step}"))
 
 
-def test_the_most_pairs_told_right_are_kept_and_the_earlier_of_equals(tmp_path):
+def test_the_most_pairs_told_right_are_kept_of_equals_the_lowest_loss_then_the_earlier(tmp_path):
     run = RunFolder(tmp_path)
-    shares = [0.2, 0.6, 0.5, 0.6]
-    kept = [offer(run, step, rewards__accuracies=share, loss=9.0 - step) for step, share in enumerate(shares)]
-    assert kept == [True, True, False, False]
-    assert run.read_best() == {"step": 1, "by": "eval/rewards/accuracies", "value": 0.6}
-    assert (run.best / "model").read_text() == "step 1"
+    seen = [(0.2, 1.0), (0.6, 9.0), (0.5, 0.5), (0.6, 8.0), (0.6, 8.0)]
+    assert [offer(run, step, rewards__accuracies=share, loss=cost) for step, (share, cost) in enumerate(seen)] == [
+        1,
+        1,
+        0,
+        1,
+        0,
+    ]
+    assert run.read_best() == {"step": 3, "by": "eval/rewards/accuracies", "value": 0.6, "loss": 8.0}
+    assert (run.best / "model").read_text() == "step 3"
 
 
 def test_a_reward_model_is_judged_by_its_accuracy(tmp_path):
     run = RunFolder(tmp_path)
     assert [offer(run, step, accuracy=share, loss=1.0) for step, share in enumerate([0.5, 0.4, 0.9])] == [1, 0, 1]
-    assert run.read_best() == {"step": 2, "by": "eval/accuracy", "value": 0.9}
+    assert run.read_best() == {"step": 2, "by": "eval/accuracy", "value": 0.9, "loss": 1.0}
 
 
 def test_without_pairs_the_lowest_loss_is_kept(tmp_path):
     run = RunFolder(tmp_path)
     assert [offer(run, step, loss=loss) for step, loss in enumerate([3.0, 1.0, 2.0, 1.0])] == [1, 1, 0, 0]
-    assert run.read_best() == {"step": 1, "by": "eval/loss", "value": 1.0}
+    assert run.read_best() == {"step": 1, "by": "eval/loss", "value": 1.0, "loss": 1.0}
 
 
 def test_a_run_keeps_the_model_of_its_best_evaluation(config):
@@ -147,7 +152,7 @@ def test_a_run_keeps_the_model_of_its_best_evaluation(config):
     losses = {step: line["eval/loss"] for step, line in lines_of(settings).items() if "eval/loss" in line}
     best = min(losses, key=losses.get)
     run = RunFolder(Path(settings.output_dir))
-    assert run.read_best() == {"step": best, "by": "eval/loss", "value": losses[best]}
+    assert run.read_best() == {"step": best, "by": "eval/loss", "value": losses[best], "loss": losses[best]}
     source = run.checkpoint_path(best) if best else Path(settings.model)
     assert (run.best / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
 

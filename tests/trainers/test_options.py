@@ -137,6 +137,9 @@ CASES = {
     "lora_dropout": ("weights", 0.5, {"lora_r": 2}),
     "lora_target_modules": ("weights", ["q_proj", "mlp.down_proj"], {"lora_r": 2}),
     "pairs": ("weights", "all", {}),
+    "margin": ("weights", "reward", {}),
+    "ties": ("weights", "half", {}),
+    "center_rewards_coefficient": ("weights", 0.5, {}),
     "label_smoothing": ("weights", 0.2, {}),
     "reference_free": ("weights", True, {}),
     "length_normalized": ("weights", True, {}),
@@ -168,7 +171,7 @@ CASES = {
 #: Added to the tiny model's template, which knows no thinking.
 THINKING = "{% if add_generation_prompt and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 CLOCK = {"step_time", "time/rollout", "time/eval"}
-FIRST = ("grpo", "ppo", "sft", "cispo", "dpo", "simpo", "kto", "distill", "opd")
+FIRST = ("grpo", "ppo", "sft", "cispo", "dpo", "simpo", "kto", "distill", "opd", "reward")
 
 
 def quick(algo, key):
@@ -345,6 +348,7 @@ def test_the_commands_in_the_docs_are_accepted():
     assert len(commands) >= 4
     for algo, sets in commands:
         source = {"env": "E-v0"} if "env" in PRESETS[algo].reads else {"data": "d"}
+        source |= {"teacher_model": "t"} if "teacher_model" in PRESETS[algo].reads else {}
         options = {"model": "m", "output_dir": "o"} | source
         if (algo, sets) == ("cispo", " --set averaging=constant"):  # the page says that it is refused
             with pytest.raises(ConfigError, match="pins it"):
