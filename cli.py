@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _UsageError = cast(
     "type[Exception]", typer.BadParameter.__bases__[0]
 )  # click's, wherever this version of typer keeps it
+_ALGOS = (
+    "sft, reward, dpo, ipo, orpo, kto, simpo, distill; ppo, grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce++, opd"
+)
 _PLAIN_SECONDS = 2.0  # between progress lines where there is no terminal
 _WIDE = 10_000  # columns where there is no terminal: a table for grep and less is not wrapped
 
@@ -35,34 +38,23 @@ models_app = typer.Typer(no_args_is_help=True, help="Models: a tiny one from scr
 app.add_typer(envs_app, name="envs")
 app.add_typer(models_app, name="models")
 
+
+def _again(*names: str, metavar: str | None = None, help: str) -> Any:
+    """Return an option that may be given more than once."""
+    return typer.Option(*names, metavar=metavar, help=help, default_factory=list, show_default=False)
+
+
 Rewards = Annotated[
     list[str],
-    typer.Option(
-        "--reward",
-        metavar="NAME[=WEIGHT]",
-        default_factory=list,
-        show_default=False,
-        help="A component, a preset, or module:function of yours.",
-    ),
+    _again("--reward", metavar="NAME[=WEIGHT]", help="A component, a preset, or module:function of yours."),
 ]
 RewardModel = Annotated[str | None, typer.Option("--reward-model", help="Folder of a reward model, or stub.")]
 EnvData = Annotated[str | None, typer.Option("--data", help="File that the environment reads.")]
 EnvOption = Annotated[str, typer.Option("--env", help="Environment, as `gymtune envs list` names it.")]
-EnvArgs = Annotated[
-    list[str],
-    typer.Option(
-        "--env-arg", metavar="KEY=VALUE", default_factory=list, show_default=False, help="Argument of the environment."
-    ),
-]
+EnvArgs = Annotated[list[str], _again("--env-arg", metavar="KEY=VALUE", help="Argument of the environment.")]
 TemplateArgs = Annotated[
     list[str],
-    typer.Option(
-        "--chat-template-arg",
-        metavar="KEY=VALUE",
-        default_factory=list,
-        show_default=False,
-        help="Argument of the chat template, such as enable_thinking=false.",
-    ),
+    _again("--chat-template-arg", metavar="KEY=VALUE", help="Argument of its template: enable_thinking=false."),
 ]
 Temperature = Annotated[float | None, typer.Option(min=0, show_default="1.0", help="Of sampling; 0 is greedy.")]
 MaxTokens = Annotated[
@@ -103,10 +95,7 @@ def rollout(
     top_p: Annotated[float | None, typer.Option(max=1, show_default="1.0", help="Nucleus sampling.")] = None,
     top_k: Annotated[int | None, typer.Option(min=0, show_default="0", help="0 is off.")] = None,
     min_p: Annotated[float | None, typer.Option(max=1, show_default="0", help="Least share of the top token.")] = None,
-    stop: Annotated[
-        list[str],
-        typer.Option(help="Text that ends a turn; again for more.", default_factory=list, show_default=False),
-    ],
+    stop: Annotated[list[str], _again(help="Text that ends a turn; again for more.")],
     max_completion_length: MaxTokens = None,
     seed: Seed = 0,
     concurrency: Concurrency = 64,
@@ -157,70 +146,80 @@ def rollout(
     )
 
 
-@app.command()
+class _Sections(typer.core.TyperCommand):
+    """A command whose `--help` has its options in sections, each under the title that stands at its first option."""
+
+    titles: Mapping[str, str] = {
+        "algo": "What",
+        "data": "From files",
+        "env": "From what it samples",
+        "max_steps": "How much",
+        "beta": "Loss and credit",
+        "save_steps": "Written and measured on the way",
+        "device": "Where",
+        "print_config": "In place of a run, or to go on with one",
+    }
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        title = "Options"
+        for parameter in self.get_params(ctx):
+            title = "Options" if parameter.name == "help" else self.titles.get(parameter.name or "", title)
+            sections.setdefault(title, []).append(cast(Any, parameter).get_help_record(ctx))
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+@app.command(cls=_Sections)
 def train(
     context: typer.Context,
     *,
-    algo: Annotated[
-        str, typer.Option(help="sft, grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce++ or ppo; brings a preset.")
-    ],
+    algo: Annotated[str, typer.Option(help=f"{_ALGOS}. Brings a preset.")],
+    model: Annotated[str | None, typer.Option(help="Model folder to start from.")] = None,
+    output_dir: Annotated[str | None, typer.Option("--output", help="Folder of the run.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with any of the keys.")] = None,
+    set_: Annotated[list[str], _again("--set", metavar="KEY=VALUE", help="Any key.")],
+    seed: Annotated[int | None, typer.Option(help="Of sampling, tasks and data order.")] = None,
+    data: Annotated[str | None, typer.Option(help="File to learn from; with --env, that the env reads.")] = None,
+    eval_data: Annotated[str | None, typer.Option(help="File of held-out records; goes with --eval-steps.")] = None,
+    trajectories: Annotated[str | None, typer.Option(help="File of sampled episodes, in place of sampling.")] = None,
+    pairs: Annotated[str | None, typer.Option(help="best_worst or all, of a group (dpo and its kin, reward).")] = None,
+    best_of: Annotated[int | None, typer.Option("--best", help="Best episodes of a group kept (sft, distill).")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Leave out what earned less (sft, distill).")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Trajectories, or pairs of them, of a step.")] = None,
+    teacher_model: Annotated[str | None, typer.Option(help="Folder of the teacher (distill, opd).")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment to sample in.")] = None,
     env_arg: EnvArgs,
     chat_template_arg: TemplateArgs,
     reward: Rewards,
-    set_: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", default_factory=list, show_default=False, help="Any key.")
-    ],
-    report_to: Annotated[
-        list[str],
-        typer.Option(
-            "--log", default_factory=list, show_default=False, help="tensorboard, wandb or trackio; again for more."
-        ),
-    ],
-    model: Annotated[str | None, typer.Option(help="Model folder to start from.")] = None,
-    output_dir: Annotated[str | None, typer.Option("--output", help="Folder of the run.")] = None,
-    env: Annotated[str | None, typer.Option(help="Environment to sample in.")] = None,
-    data: Annotated[str | None, typer.Option(help="File to learn from (sft), or that the environment reads.")] = None,
-    trajectories: Annotated[
-        str | None, typer.Option(help="File of sampled episodes to learn from, in place of sampling.")
-    ] = None,
     reward_model: RewardModel = None,
-    critic_model: Annotated[str | None, typer.Option(help="Folder of the critic's backbone (ppo).")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with any of the keys.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the latest checkpoint.")] = False,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print each value and where it came from; run nothing.")
-    ] = False,
-    look: Annotated[
-        bool, typer.Option("--preflight", help="Look at everything that is given, tell what is wrong; run nothing.")
-    ] = False,
-    dry: Annotated[
-        bool, typer.Option("--dry-run", help="Print loss and metrics of one batch; change and write nothing.")
-    ] = False,
-    max_steps: Annotated[int | None, typer.Option(help="Steps.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    num_generations: Annotated[int | None, typer.Option(help="Episodes of a group.")] = None,
     prompts_per_step: Annotated[int | None, typer.Option(help="Groups of a step.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Trajectories of a step (sft).")] = None,
+    num_generations: Annotated[int | None, typer.Option(help="Episodes of a group.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Of sampling and loss.")] = None,
     max_completion_length: Annotated[int | None, typer.Option(help="Most tokens of a turn.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Weight of the KL to the starting model.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Steps.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Weight of the KL to the starting model; scale of dpo.")] = None,
     kl_estimator: Annotated[str | None, typer.Option(help="k1, k2 or k3.")] = None,
     entropy_coef: Annotated[float | None, typer.Option(help="Weight of the entropy bonus.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Lower clip of the ratio.")] = None,
     epsilon_high: Annotated[float | None, typer.Option(help="Upper clip of the ratio.")] = None,
+    critic_model: Annotated[str | None, typer.Option(help="Folder of the critic's backbone (ppo).")] = None,
     gamma: Annotated[float | None, typer.Option(help="Discount of a token (ppo).")] = None,
     lam: Annotated[float | None, typer.Option(help="Lambda of GAE (ppo).")] = None,
-    min_reward: Annotated[float | None, typer.Option(help="Leave out trajectories with less (sft).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of sampling, tasks and data order.")] = None,
-    save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints; 0: only at the end.")] = None,
-    eval_steps: Annotated[int | None, typer.Option(help="Steps between evaluations on held-out tasks.")] = None,
-    debug_mode: Annotated[
-        bool | None, typer.Option("--debug-mode", help="Write decoded samples to debug.jsonl.")
-    ] = None,
     control: Annotated[str | None, typer.Option(help="shuffle_rewards: a run that must learn nothing.")] = None,
+    save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints; 0: only at the end.")] = None,
+    eval_steps: Annotated[int | None, typer.Option(help="Steps between evaluations on held-out tasks or data.")] = None,
+    debug_mode: Annotated[bool | None, typer.Option("--debug-mode", help="Decoded samples in debug.jsonl.")] = None,
+    report_to: Annotated[list[str], _again("--log", help="tensorboard, wandb or trackio; again for more.")],
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     torch_threads: Annotated[int | None, typer.Option(help="CPU threads of torch.")] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Each value, and where it came from.")] = False,
+    look: Annotated[bool, typer.Option("--preflight", help="All that is wrong with what is given.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Loss and metrics of one batch; nothing changes.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the latest checkpoint.")] = False,
 ) -> None:
     """Train a model with an algorithm.
 
@@ -393,7 +392,37 @@ def envs_new(name: Annotated[str, typer.Argument(help="Of the package, such as m
     print(f"\ntry it:  pytest {name}\n         gymtune envs check {env_id(name)}")
 
 
-# -- files, smoke ------------------------------------------------------------------------------------------------------
+# -- plan, files, smoke ------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def plan(
+    folder: Annotated[Path, typer.Argument(help="Where runs, models and data files are looked for.")] = Path("."),
+    *,
+    data: Annotated[list[str], _again("--data", help="Data file, in place of those in the folder; again for more.")],
+    model: Annotated[str | None, typer.Option(help="Model folder to start from.")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment to act in.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    pipeline: Annotated[bool, typer.Option("--pipeline", help="Print the whole chain as a bash script.")] = False,
+) -> None:
+    """What is there, which algorithms it allows, the next command. Runs nothing, writes nothing.
+
+    Exit code 1 where something is malformed or missing; it says what, and the mend.
+    """
+    from .trainers.plan import make_plan
+
+    made = make_plan(folder, model=model, data=data, env=env)
+    if pipeline or as_json:
+        print(made.script() if pipeline else made.to_json())
+        for what, came, mend in made.seen.faults:
+            print(f"plan: {what}: {came}; {mend}", file=sys.stderr)
+    else:
+        for table in made.tables():
+            print(table.title)
+            _table(table.columns, table.rows)
+        print(*made.lines(), sep="\n")
+    if not made.ok:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -419,16 +448,8 @@ def validate(
 @app.command()
 def smoke(
     *,
-    text: Annotated[
-        list[Path],
-        typer.Option(
-            help="File with one turn of an agent; again for its next turn.", default_factory=list, show_default=False
-        ),
-    ],
-    gt: Annotated[
-        list[str],
-        typer.Option(help="What the answer must hold; again for more.", default_factory=list, show_default=False),
-    ],
+    text: Annotated[list[Path], _again(help="File with one turn of an agent; again for its next turn.")],
+    gt: Annotated[list[str], _again(help="What the answer must hold; again for more.")],
     reward: Rewards,
     tools: Annotated[str | None, typer.Option(help="JSON file of schemas, or module:name of tools.")] = None,
     checker: Annotated[str | None, typer.Option(help="What compares with --gt, in place of the preset's.")] = None,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..tools.chat_format import ChatFormat
-from ..tools.errors import ConfigError, ModelError
+from ..tools.errors import ConfigError, DataError, ModelError
 from ..tools.messages import FunctionCall, Message
 from .chat_format_probe import probe_chat_format
 from .shield import Shield
@@ -123,17 +123,34 @@ class Renderer:
         return self.with_options(told)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
-        """Return the ids of `messages` up to and including the generation prompt."""
+        """Return the ids of `messages` up to and including the generation prompt.
+
+        Raises DataError for a conversation that the template refuses.
+        """
         key = json.dumps([messages, tools])
         if key != self._last_prompt[0]:  # the samples of a group come one after another
-            self._last_prompt = (key, self._render_prompt(messages, tools))
+            self._last_prompt = (key, self._render(messages, tools, generation_prompt=True))
         return list(self._last_prompt[1])
 
-    def _render_prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
+    def conversation(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """Return the ids of a conversation that is over, to its last token: what a reward model reads.
+
+        Raises DataError for one that the template refuses.
+        """
+        return self._render(messages, tools, generation_prompt=False)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation_prompt: bool
+    ) -> list[int]:
         if tools and not self._template_shows_tools:
             messages, tools = self._inject_tools(messages, tools), []
         marked, marked_tools, hidden = self._shield.hide(messages, tools)
-        return hidden.encode(self._template(marked, marked_tools, generation_prompt=True))
+        from jinja2.exceptions import TemplateError
+
+        try:
+            return hidden.encode(self._template(marked, marked_tools, generation_prompt=generation_prompt))
+        except TemplateError as error:
+            raise DataError(f"the chat template of {self._name} refuses the conversation: {error}") from error
 
     def delta(self, messages: Sequence[Message], last_id: int | None = None) -> list[int] | None:
         """Return the ids that continue a sampled assistant turn: its end, `messages`, the next generation prompt.

@@ -9,6 +9,26 @@ from .renderer import Renderer
 from .trajectory import SPOKEN, Trajectory
 
 
+def whole_conversation(trajectory: Trajectory, renderer: Renderer) -> Trajectory:
+    """Return an episode as a reward model reads it: all that was said, in one segment.
+
+    Behind the last real token stands one more, with mask 1, which no model is given: the state that would predict it is
+    the state after the last real token, from which the score is read. What the turns earned stays. Raises DataError
+    when the chat template refuses the conversation.
+    """
+    ids = renderer.conversation(trajectory.messages, json.loads(trajectory.tools))
+    return trajectory.model_copy(
+        update={
+            "tokens": [*ids, renderer.stop_ids[0]],
+            "response_mask": [0] * len(ids) + [1],
+            "logprobs": [None] * (len(ids) + 1),
+            "segment_starts": [0],
+            "tokenizer": renderer.fingerprint,
+            "turns": [turn.model_copy(update={"start": 0, "end": 0}) for turn in trajectory.turns],
+        }
+    )
+
+
 def render_trajectory(trajectory: Trajectory, renderer: Renderer) -> Trajectory:
     """Return `trajectory` with tokens, mask and turn spans of `renderer`; its own when they are this renderer's.
 

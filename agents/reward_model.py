@@ -1,13 +1,14 @@
-"""Reward models behind `ConversationScorer`: any sequence classifier that `transformers` opens, and a stub.
+"""Reward models behind `ConversationScorer`: classifiers of our own decoder, any other of transformers, and a stub.
 
-A classifier reads the whole conversation in its own chat template, or, where it has none, what was asked and what was
-answered as a pair of texts. It answers with one number.
+A classifier reads the whole conversation, tools included, in its own chat template, or, where it has none, what was
+asked and what was answered as a pair of texts. It answers with one number.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,19 @@ import torch
 from ..rewards.functions import ConversationScorer
 from ..tools.errors import ConfigError, ModelError
 from ..tools.messages import Message
+from .loading import check_device
+from .models import CausalAttend, is_classifier, load_classifier
+from .renderer import Renderer
 
 STUB = "stub"
+_BATCH_TOKENS = 8192  # of one forward pass of our decoder, padding included
 
 
 def load_reward_model(name: str, *, device: str = "cpu") -> ConversationScorer:
     """Return the reward model in the folder `name`, or the stub of that name.
 
-    Raises ConfigError when there is no such folder, ModelError when it holds no sequence classifier of one label.
+    Our own decoder runs it where it can: a family it knows, one label, a chat template. Raises ConfigError when there
+    is no such folder or device, ModelError when it holds no sequence classifier of one label.
     """
     if name == STUB:
         return StubRewardModel()
@@ -33,6 +39,13 @@ def load_reward_model(name: str, *, device: str = "cpu") -> ConversationScorer:
             f"reward model {name!r}: no such model folder (no config.json in it); a server is http://HOST:PORT/PATH, "
             f"and {STUB!r} needs no weights"
         )
+    check_device(device, "float32")
+    if is_classifier(name):
+        try:
+            renderer = Renderer.from_folder(name)
+        except ModelError:  # no template: two texts are all that it can read
+            return SequenceClassifier(name, device=device)
+        return DecoderClassifier(name, renderer, device=device)
     return SequenceClassifier(name, device=device)
 
 
@@ -46,6 +59,63 @@ class StubRewardModel:
     def _one(self, text: str) -> float:
         words = text.lower().split()
         return len(set(words)) / len(words) if words else 0.0
+
+
+class DecoderClassifier:
+    """A classifier's folder of a family that our decoder runs: what `gymtune train --algo reward` leaves.
+
+    The score is read at the last token of `renderer.conversation(messages, tools)`, as it was trained.
+    """
+
+    def __init__(self, folder: str | Path, renderer: Renderer, *, device: str = "cpu") -> None:
+        """Load it in float32; `renderer` is that of its tokenizer. Raises ModelError as `load_classifier` does."""
+        self._name, self._renderer = str(folder), renderer
+        self._model, self._head = load_classifier(folder, torch.float32, device)
+        self._longest = self._model.config.max_position_embeddings
+
+    @torch.no_grad()
+    def score(
+        self, conversations: Sequence[Sequence[Message]], tools: Sequence[str] | None = None
+    ) -> list[float | None]:
+        """Return the score of each conversation; `tools` is the JSON text of those of each.
+
+        Raises ValueError for one that is longer than the model reads: a score of a part would be none of the whole.
+        """
+        known = ["[]"] * len(conversations) if tools is None else tools
+        rows = [self._renderer.conversation(m, json.loads(t)) for m, t in zip(conversations, known, strict=True)]
+        for row in rows:
+            _refuse_long(len(row), self._longest, self._name)
+        scores: list[float | None] = [None] * len(rows)
+        for batch in _batches(rows):
+            found = self._scores([rows[index] for index in batch])
+            for index, value in zip(batch, found, strict=True):
+                scores[index] = value
+        return scores
+
+    def _scores(self, rows: Sequence[list[int]]) -> list[float]:
+        """Return the score of each row of ids. Padded on the right: no token sees padding, and none of it is read."""
+        device, longest = self._head.device, max(map(len, rows))
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+        hidden = self._model(ids, torch.arange(longest, device=device)[None], CausalAttend())
+        last = torch.tensor([len(row) - 1 for row in rows], device=device)
+        return [float(score) for score in hidden[torch.arange(len(rows), device=device), last] @ self._head[0]]
+
+
+def _batches(rows: Sequence[list[int]]) -> Iterator[list[int]]:
+    """Yield the indices of rows of like length, as many as one forward pass takes."""
+    batch: list[int] = []
+    for index in sorted(range(len(rows)), key=lambda index: len(rows[index])):
+        if batch and len(rows[index]) * (len(batch) + 1) > _BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def _refuse_long(length: int, longest: float, name: str) -> None:
+    if length > longest:
+        raise ValueError(f"a conversation has {length} tokens, the model {name} reads {longest}")
 
 
 class SequenceClassifier:
@@ -85,24 +155,25 @@ class SequenceClassifier:
         self._model.eval().to(device)
 
     @torch.no_grad()
-    def score(self, conversations: Sequence[Sequence[Message]]) -> list[float | None]:
-        """Return the classifier's number for each conversation.
+    def score(
+        self, conversations: Sequence[Sequence[Message]], tools: Sequence[str] | None = None
+    ) -> list[float | None]:
+        """Return the classifier's number for each conversation; `tools` is the JSON text of those of each.
 
         Raises ValueError for one that is longer than the model reads: a score of a part would be none of the whole.
         """
-        return [self._one(messages) for messages in conversations]
+        known = ["[]"] * len(conversations) if tools is None else tools
+        return [self._one(m, json.loads(t)) for m, t in zip(conversations, known, strict=True)]
 
-    def _one(self, messages: Sequence[Message]) -> float:
-        read = self._pair(messages) if not self._tokenizer.chat_template else self._whole(messages)
-        length = read["input_ids"].shape[1]
-        if length > self._longest:
-            raise ValueError(f"a conversation has {length} tokens, the model {self._name} reads {self._longest}")
+    def _one(self, messages: Sequence[Message], tools: list[dict[str, Any]]) -> float:
+        read = self._pair(messages) if not self._tokenizer.chat_template else self._whole(messages, tools)
+        _refuse_long(read["input_ids"].shape[1], self._longest, self._name)
         taken = {name: read[name].to(self._model.device) for name in self._inputs if name in read}
         return float(self._model(**taken).logits[0, 0])
 
-    def _whole(self, messages: Sequence[Message]) -> Any:
+    def _whole(self, messages: Sequence[Message], tools: list[dict[str, Any]]) -> Any:
         """Return the conversation as the chat template writes it; an encoder's first token is put before it."""
-        text = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
+        text = self._tokenizer.apply_chat_template(list(messages), tools=tools or None, tokenize=False)
         begin = self._tokenizer.cls_token
         added = begin is not None and not text.startswith(begin)
         return self._encoded(text, add_special_tokens=added)

@@ -156,8 +156,12 @@ def function_part(name: str, weight: float, function: RewardFunction) -> Part:
 
 
 def scorer_part(name: str, weight: float, scorer: ConversationScorer) -> Part:
-    """Return the part that hands whole conversations to a reward model or a judge."""
-    return Part(name, weight, lambda trajectories: call_scorer(scorer, [t.messages for t in trajectories]))
+    """Return the part that hands whole conversations, and tools where they are taken, to a reward model or a judge."""
+
+    def score(trajectories: Sequence[Trajectory]) -> Scores:
+        return call_scorer(scorer, [t.messages for t in trajectories], [t.tools for t in trajectories])
+
+    return Part(name, weight, score)
 
 
 def _columns(trajectories: Sequence[Trajectory]) -> Mapping[str, list[Any]]:

@@ -123,6 +123,14 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
     Raises DataError naming file, line, path in the record, what was wanted and what came; for a last line that was
     cut it says how to mend it.
     """
+    for number, found in numbered_trajectories(path):
+        if isinstance(found, str):
+            raise DataError(f"{path}, line {number}: {found}")
+        yield found
+
+
+def numbered_trajectories(path: str | Path) -> Iterator[tuple[int, Trajectory | str]]:
+    """Yield each line's number and its trajectory, or what is wrong with it. Raises DataError: no file to read."""
     path = Path(path)
     try:
         file = path.open("rb")
@@ -130,17 +138,17 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
         raise DataError(f"{path}: cannot read: {error.strerror or error}") from error
     with file:
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                yield Trajectory.model_validate_json(line)
-            except ValidationError as error:
-                if not line.endswith(b"\n"):
-                    raise DataError(
-                        f"{path}, line {number}: the line is cut in the middle; `gymtune rollout ... --resume` cuts it "
-                        "off and goes on, or delete the line"
-                    ) from error
-                raise DataError(f"{path}, line {number}: {describe(error)}") from error
+            if line.strip():
+                yield number, _trajectory(line)
+
+
+def _trajectory(line: bytes) -> Trajectory | str:
+    try:
+        return Trajectory.model_validate_json(line)
+    except ValidationError as error:
+        if line.endswith(b"\n"):
+            return describe(error)
+    return "the line is cut in the middle; `gymtune rollout ... --resume` cuts it off and goes on, or delete the line"
 
 
 def describe(error: ValidationError) -> str:

@@ -30,7 +30,10 @@ class RewardFunction(Protocol):
 
 
 class ConversationScorer(Protocol):
-    """A reward model or a judge: one score for each conversation, None where it has none."""
+    """A reward model or a judge: one score for each conversation, None where it has none.
+
+    Where its `score` has a parameter `tools`, it gets the JSON text of each conversation's tools too.
+    """
 
     def score(self, conversations: Sequence[Sequence[Message]]) -> Sequence[float | None]:
         """Return the scores of a batch, in order."""
@@ -68,9 +71,16 @@ def call_function(
     return _scores(name, lambda: function(**taken), len(completions))
 
 
-def call_scorer(scorer: ConversationScorer, conversations: Sequence[Sequence[Message]]) -> Scores:
-    """Score a batch of conversations by a reward model or a judge. Failures and errors are those of `call_function`."""
-    return _scores(type(scorer).__name__, lambda: scorer.score(conversations), len(conversations))
+def call_scorer(
+    scorer: ConversationScorer, conversations: Sequence[Sequence[Message]], tools: Sequence[str] | None = None
+) -> Scores:
+    """Score a batch of conversations by a reward model or a judge, which gets `tools` where it takes them.
+
+    `tools` is the JSON text of each conversation's. Failures and errors are those of `call_function`.
+    """
+    takes = tools is not None and "tools" in inspect.signature(scorer.score).parameters
+    more: dict[str, Any] = {"tools": tools} if takes else {}
+    return _scores(type(scorer).__name__, lambda: scorer.score(conversations, **more), len(conversations))
 
 
 def _scores(name: str, run: Callable[[], Any], count: int) -> Scores:

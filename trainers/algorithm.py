@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,10 +49,12 @@ class Lookups:
     """What may be asked of the models before the first update: log-probs of the tokens of experiences.
 
     `reference` answers with the policy as it began where the algorithm has no other; it must not be asked without.
+    `longest`: most tokens of a row that they take.
     """
 
     policy: Callable[[Sequence[Experience]], list[list[float]]]
     reference: Callable[[Sequence[Experience]], list[list[float]]]
+    longest: int = sys.maxsize
 
 
 class Algorithm(ABC):
@@ -63,6 +66,11 @@ class Algorithm(ABC):
     """Whether policy and sampler are compared: then every token needs the log-prob it was sampled with."""
     critic: ClassVar[bool] = False
     """Whether a value model stands beside the policy: then experiences have `values`, and credit gives `returns`."""
+    scores: ClassVar[bool] = False
+    """Whether that is a head on the policy which scores whole conversations: nothing is said then, no log-prob is read,
+    and the finished model is a sequence classifier."""
+    everything_teaches: bool = False
+    """Whether a token has a gradient although its advantage is 0."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config

@@ -21,6 +21,7 @@ from .config import Resolved, TrainConfig
 from .dataset import GroupDataset
 from .evaluation import HeldOut, held_out_env
 from .findings import Preflight
+from .held_out_file import HeldOutFile
 from .loop import OnEpisode, OnStall, OnStep, Trainer
 from .offline import check_stored
 from .preflight import preflight
@@ -71,7 +72,7 @@ def dry_run(config: TrainConfig, *, listeners: Listeners = Listeners()) -> dict[
     GymtuneError as `train` does.
     """
     use_threads(config.torch_threads)
-    config = config.model_copy(update={"save_trajectories": False})
+    config = config.model_copy(update={"save_trajectories": False, "teacher_cache": None})
     with ExitStack() as stack:
         return _prepare(config, RunFolder(Path(config.output_dir)), listeners, stack).dry_run()
 
@@ -145,6 +146,8 @@ def _build(config: TrainConfig, model: LanguageModel, found: Preflight, run: Run
     trainer = Trainer(config, model, agent, run, env=env, dataset=found.dataset, reference=reference)
     if scorer is not None:
         trainer.scorer = scorer
-    if config.eval_steps > 0:
+    if found.held_out is not None:
+        trainer.held_out = HeldOutFile(found.held_out.everything(), trainer.credit, trainer.updater)
+    elif config.eval_steps > 0:
         trainer.held_out = HeldOut(held_out_env(config, agent, own), agent, config, scorer)
     return trainer

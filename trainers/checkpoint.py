@@ -13,9 +13,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ..agents.models import LanguageModel, has_adapter, save_adapter, save_any
+from ..agents.models import Decoder, LanguageModel, has_adapter, save_adapter, save_any, save_classifier
 from ..agents.models.folder import copy_tokenizer
+from ..agents.renderer import Renderer
 from ..tools.errors import RunError
+from ..tools.messages import assistant, user
 from .critic import Critic
 from .update import Updater
 
@@ -61,6 +63,17 @@ def save_pretrained(model: LanguageModel, start: Path, target: Path) -> None:
     Of a model with an adapter the weights are merged, and the adapter is saved beside them.
     """
     write_aside(target, lambda folder: _write_model(model, start, folder))
+
+
+def save_scorer(model: LanguageModel, critic: Critic, start: Path, renderer: Renderer, target: Path) -> None:
+    """Write `target` as a sequence classifier: the layers of `model`, adapters merged, under the head of `critic`.
+
+    The tokenizer is that of `start`, and `renderer` its renderer, which tells how conversations end.
+    """
+    assert isinstance(model, Decoder)
+    ends = {*renderer.stop_ids, renderer.conversation([user("x"), assistant("y")])[-1]}
+    score = critic.head.weight.detach()
+    write_aside(target, lambda folder: save_classifier(model, score, folder, start, ends))
 
 
 def save_checkpoint(folder: Path, updater: Updater, start: Path, state: dict[str, Any]) -> None:

@@ -24,18 +24,7 @@ from pydantic import (
 )
 
 from ..tools.errors import ConfigError, closest
-from .config_keys import (
-    BackendKeys,
-    BatchKeys,
-    CreditKeys,
-    CriticKeys,
-    DistillKeys,
-    LossKeys,
-    OptimizerKeys,
-    PreferenceKeys,
-    RunKeys,
-    SamplingKeys,
-)
+from .config_keys import AllKeys
 from .contradictions import contradictions
 from .presets import PRESETS, unpinned, unread
 
@@ -44,18 +33,7 @@ WANTED = {"string_pattern_mismatch": "cpu, cuda or cuda:N", "invalid-json-value"
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class TrainConfig(
-    BackendKeys,
-    DistillKeys,
-    PreferenceKeys,
-    CriticKeys,
-    CreditKeys,
-    LossKeys,
-    SamplingKeys,
-    BatchKeys,
-    OptimizerKeys,
-    RunKeys,
-):
+class TrainConfig(AllKeys):
     """Everything a run acts on; frozen. Missing keys take the value of the algorithm's preset, then the default.
 
     Raises `ConfigError` for an unknown key, a wrong type or range, a key that `algo` does not read or pins to

@@ -15,6 +15,7 @@ Algo = Literal[
 Averaging = Literal["token_mean", "sequence_mean", "constant"]
 ScaleRewards = Literal["group", "batch", "none"]
 RatioLevel = Literal["token", "sequence", "product"]
+DivergenceKind = Literal["forward_kl", "reverse_kl", "jsd"]
 Correction = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 
@@ -245,7 +246,9 @@ class PreferenceKeys(BaseModel):
     length_normalized: bool = Field(
         default=False, description="dpo: log-probs of replies are means over their tokens, not sums"
     )
-    simpo_gamma: float = Field(default=0.5, ge=0, description="simpo: the margin that is aimed at, over beta")
+    simpo_gamma: float = Field(
+        default=0.5, ge=0, description="simpo: by how much beta times the mean log-probs of a pair should differ"
+    )
     desirable_weight: float = Field(default=1.0, ge=0, description="kto: weight of good replies")
     undesirable_weight: float = Field(default=1.0, ge=0, description="kto: weight of bad replies")
     label_threshold: float | None = Field(
@@ -273,7 +276,7 @@ class DistillKeys(BaseModel):
     distill_temperature: float = Field(
         default=1.0, gt=0, description="both distributions are softened by it; the divergence counts its square"
     )
-    divergence: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
+    divergence: DivergenceKind = Field(
         default="forward_kl", description="of student from teacher: KL(teacher || student), its reverse, Jensen-Shannon"
     )
     jsd_beta: float = Field(default=0.5, gt=0, lt=1, description="weight of the teacher in the mixture of jsd")
@@ -320,3 +323,18 @@ class BackendKeys(BaseModel):
     drop_staleness: int | None = Field(
         default=None, ge=0, description="episodes sampled by weights older than so many steps are left out; none: kept"
     )
+
+
+class AllKeys(
+    BackendKeys,
+    DistillKeys,
+    PreferenceKeys,
+    CriticKeys,
+    CreditKeys,
+    LossKeys,
+    SamplingKeys,
+    BatchKeys,
+    OptimizerKeys,
+    RunKeys,
+):
+    """Every key of a run."""

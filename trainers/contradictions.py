@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..agents.renderer import THINKING
+from .config_keys import AllKeys
 from .presets import PRESETS
 
-if TYPE_CHECKING:
-    from .config import TrainConfig
 
-
-def contradictions(config: TrainConfig) -> Iterator[str]:
+def contradictions(config: AllKeys) -> Iterator[str]:
     """Yield what contradicts, each as a sentence that names what to change."""
     reads = PRESETS[config.algo].reads
     yield from _of_the_source(config)
@@ -24,6 +21,7 @@ def contradictions(config: TrainConfig) -> Iterator[str]:
         yield from _of_servers(config)
     if "teacher_model" in reads:
         yield from _of_the_teacher(config)
+    yield from _of_preference(config)
     if config.algo == "cispo" and config.epsilon_high is None:
         yield "--algo cispo caps the ratio at epsilon_high, which is none; its preset has 5.0"
     if config.thinking_ratio is not None and (fixed := set(THINKING) & config.chat_template_kwargs.keys()):
@@ -34,7 +32,7 @@ def contradictions(config: TrainConfig) -> Iterator[str]:
         yield f"warmup_steps {config.warmup_steps} is more than max_steps {config.max_steps}"
 
 
-def _of_the_source(config: TrainConfig) -> Iterator[str]:
+def _of_the_source(config: AllKeys) -> Iterator[str]:
     """Yield what is wrong with where episodes come from: a file of records, stored episodes, an env."""
     reads = PRESETS[config.algo].reads
     if "env" not in reads:
@@ -73,7 +71,7 @@ def _of_the_source(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _of_servers(config: TrainConfig) -> Iterator[str]:
+def _of_servers(config: AllKeys) -> Iterator[str]:
     """Yield what is wrong between the keys of SGLang servers."""
     if bool(config.sglang_url) == config.sglang_launch:
         yield "backend sglang wants sglang_url, addresses of servers, or sglang_launch, which starts one: one of both"
@@ -92,18 +90,32 @@ def _of_servers(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _of_the_teacher(config: TrainConfig) -> Iterator[str]:
+def _of_the_teacher(config: AllKeys) -> Iterator[str]:
     """Yield what is wrong between the keys of distillation."""
     if config.teacher_model is None:
         yield f"--algo {config.algo} learns from a teacher, teacher_model is not set: give a model folder"
     if config.teacher_cache is not None and config.distill_top_k is None:
         yield "teacher_cache keeps the top-k log-probs of the teacher, and distill_top_k is none: give a number"
+    if config.algo == "opd" and config.opd_loss == "sampled" and config.importance_sampling_level == "product":
+        yield (
+            "opd_loss 'sampled' gives each token an advantage of its own, importance_sampling_level 'product' takes a "
+            "sequence for one action: use token or sequence"
+        )
 
 
-def _of_credit(config: TrainConfig) -> Iterator[str]:
+def _of_preference(config: AllKeys) -> Iterator[str]:
+    """Yield what is wrong between the keys of DPO and its kin."""
+    if config.algo in ("dpo", "ipo", "kto", "simpo") and config.beta == 0:
+        yield f"--algo {config.algo} scales what a reply earns by beta, which is 0: leave it to the preset, or raise it"
+    if config.algo == "kto" and config.data is not None and config.batch_size == 1:
+        yield "--algo kto estimates a KL from prompts with another's reply: batch_size must be at least 2, came 1"
+
+
+def _of_credit(config: AllKeys) -> Iterator[str]:
     """Yield what is wrong between the keys of credit, reference and ratios."""
     reads = PRESETS[config.algo].reads
-    compared = "min_group_size" in reads or "pairs" in reads
+    alone = config.algo == "opd" and config.reward_coef == 0  # the teacher judges each episode by itself
+    compared = ("min_group_size" in reads and not alone) or "pairs" in reads
     sampled = config.trajectories is None and config.data is None and compared
     if sampled and config.num_generations < config.min_group_size:
         yield (

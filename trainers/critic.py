@@ -9,8 +9,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..agents.loading import place_model
-from ..agents.models import LanguageModel, check_vocabulary, load_any, save_any
+from ..agents.loading import DTYPES, check_device, place_model
+from ..agents.models import LanguageModel, check_vocabulary, is_classifier, load_any, load_classifier, save_any
 from ..agents.models.folder import copy_tokenizer
 from ..agents.models.misfits import copy_weights
 from ..agents.renderer import Renderer
@@ -18,6 +18,7 @@ from ..tools.errors import ConfigError, RunError
 from .batch import MicroBatch
 from .config import TrainConfig
 from .policy import hidden_states
+from .presets import PRESETS
 
 HEAD = "value_head.safetensors"
 """File of the head: one tensor, `weight` (1, E); beside the backbone, or alone where that is the policy's."""
@@ -84,16 +85,17 @@ class Critic(nn.Module):
 def make_critic(config: TrainConfig, policy: LanguageModel, renderer: Renderer | None) -> Critic:
     """Return the critic of a config, its backbone that of `critic_model`, or of the policy's folder before any update.
 
-    `renderer` is the policy's. A folder that a critic was saved to brings its head too. Raises ConfigError as
-    `check_critic` does and for a critic made for shorter episodes, ModelError for a folder that is no model.
+    `renderer` is the policy's. A folder that a critic was saved to brings its head too, and so does a reward model,
+    whose scores are the first values. A head that scores is the policy's own. Raises ConfigError as `check_critic` does
+    and for a critic made for shorter episodes, ModelError for a folder that is no model.
     """
-    if config.critic_backbone == "shared":
+    if config.critic_backbone == "shared" or "critic_backbone" not in PRESETS[config.algo].reads:
         return Critic(policy)
     assert renderer is not None
     folder = Path(config.critic_model or config.model)
     if config.critic_model is not None:
         check_critic(folder, renderer, config.model)
-    backbone = place_model(folder, device=config.device, dtype=config.dtype)
+    backbone, score = _backbone(folder, config)
     check_vocabulary(len(renderer.tokenizer), backbone.config, str(folder))
     longest = config.max_model_length or policy.config.max_position_embeddings
     if backbone.config.max_position_embeddings < longest:
@@ -106,7 +108,17 @@ def make_critic(config: TrainConfig, policy: LanguageModel, renderer: Renderer |
     critic = Critic(policy, backbone)
     if (folder / HEAD).is_file():
         critic.load_head(folder)
+    if score is not None:
+        copy_weights({"weight": critic.head.weight}, {"weight": score}, folder)
     return critic
+
+
+def _backbone(folder: Path, config: TrainConfig) -> tuple[LanguageModel, Tensor | None]:
+    """Return the layers of a critic's folder and, of a reward model, the head that scores, (1, E)."""
+    if is_classifier(folder):
+        check_device(config.device, config.dtype)
+        return load_classifier(folder, DTYPES[config.dtype], config.device)
+    return place_model(folder, device=config.device, dtype=config.dtype), None
 
 
 def check_critic(folder: Path, renderer: Renderer, policy: str) -> None:

@@ -1,74 +1,87 @@
-"""Stored trajectories as batches: the data order is a pure function of seed and step, so nothing has to be saved."""
+"""Datasets: what of a file is imitated, and the groups of a file of sampled episodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 
 from ..agents.renderer import Renderer
-from ..agents.replay import render_trajectory
 from ..agents.store import read_trajectories
 from ..agents.trajectory import Sampling, Trajectory
+from ..envs.files import Kind
 from ..tools.errors import DataError
+from .stored import HOLDS, FileDataset, StoredFile, epoch_order, listed, longest_row, spoke
 
-_NAMED = 10  # trajectories named in an error
+_IMITATED: dict[Kind, str] = {
+    "trajectories": "episodes",
+    "sft": "conversations",
+    "preference": "chosen replies",
+    "unpaired": "good replies",
+    "prompts": "answers",
+    "agentic": "answers",
+    "verifiable": "answers",
+    "bfcl": "answers",
+}
 
 
-class TrajectoryDataset:
-    """The trajectories of a file, rendered for one model, in an order reshuffled every epoch.
+class TrajectoryDataset(FileDataset):
+    """What a file has to imitate: episodes, conversations, chosen or good replies, answers to questions.
 
     Args:
-        path: a file that `gymtune rollout` wrote.
-        renderer: gives tokens to trajectories that have none (or another model's).
-        min_reward: leaves out those that earned less, or whose reward is not known.
+        path: a file of any kind with replies in it.
+        renderer: gives tokens to what has none (or another model's).
         max_length: longest row the model takes.
         seed: of the order.
+        min_reward: of a file of episodes, leaves out those that earned less, or whose reward is not known.
+        best_of: of a file of episodes, leaves out all but so many of each group: the best, the earlier of equals.
+        drop_long: leaves out what is longer than the model takes, in place of refusing the file.
 
-    `notes` says what a reader should know and need not mend. Raises DataError for a broken file, no trajectory left,
-    and rows that are too long, naming them.
+    Raises DataError for a broken file, nothing left, and rows that are too long, naming the lines.
     """
 
     def __init__(
-        self, path: str | Path, renderer: Renderer, *, min_reward: float | None, max_length: int, seed: int
+        self,
+        path: str | Path,
+        renderer: Renderer,
+        *,
+        max_length: int,
+        seed: int,
+        min_reward: float | None = None,
+        best_of: int | None = None,
+        drop_long: bool = False,
     ) -> None:
-        self.seed = seed
-        self.left_out = 0
-        self.notes: list[str] = []
-        self.items: list[Trajectory] = []
-        long = []
-        for trajectory in read_trajectories(path):
-            reward = trajectory.reward
-            if trajectory.error is not None or (min_reward is not None and (reward is None or reward < min_reward)):
-                self.left_out += 1
-                continue
-            rendered = render_trajectory(trajectory, renderer)
-            if (length := longest_row(rendered)) > max_length:
-                long.append(f"{trajectory.trajectory_id} has {length} tokens")
-            if rendered.sampled_tokens:
-                self.items.append(rendered)
-            else:
-                self.left_out += 1
-        if long:
-            raise DataError(_too_long(path, long, max_length))
-        if not self.items:
-            raise DataError(
-                f"{path}: no trajectory to learn from ({self.left_out} left out: failed, less reward than min_reward, "
-                "or nothing said)"
-            )
+        file = StoredFile(path, renderer)
+        if file.kind == "trajectories":
+            _keep_rewarded(file, min_reward, known=best_of is not None)
+        else:
+            file.leave_out("their label is bad", lambda episode: episode.success is False)
+        file.render(max_length=max_length, drop_long=drop_long)
+        if file.kind == "trajectories" and best_of is not None:
+            best = _best(file.episodes, best_of)
+            file.leave_out(f"{best_of} better ones are in their group", lambda one: one.trajectory_id not in best)
+        if not file.episodes and not file.left_out.total():
+            raise file.unfit("replies to imitate")
+        if not file.episodes:
+            raise file.nothing(_IMITATED[file.kind], f"Such a file is for {HOLDS[file.kind][1]}")
+        super().__init__(file, [[episode] for episode in file.episodes], seed)
+        self.summary = f"{len(self.examples)} {_IMITATED[file.kind]}"
 
-    def batch(self, step: int, size: int) -> list[Trajectory]:
-        """Return the `size` trajectories of step `step` (0-based); epochs follow each other without a gap."""
-        count = len(self.items)
-        first = step * size
-        orders: dict[int, list[int]] = {}
-        chosen = []
-        for place in range(first, first + size):
-            epoch, offset = divmod(place, count)
-            if epoch not in orders:
-                orders[epoch] = epoch_order(count, self.seed, epoch)
-            chosen.append(self.items[orders[epoch][offset]])
-        return chosen
+
+def _keep_rewarded(file: StoredFile, min_reward: float | None, *, known: bool) -> None:
+    """Leave out what earned less than `min_reward`; where rewards count or are to be `known`, what has none."""
+    if min_reward is not None or known:
+        file.leave_out("their reward is not known", lambda episode: episode.reward is None)
+    if min_reward is not None:
+        file.leave_out(f"they earned less than {min_reward:g}", lambda episode: (episode.reward or 0.0) < min_reward)
+
+
+def _best(episodes: Sequence[Trajectory], count: int) -> set[str]:
+    """Return the ids of the `count` episodes of each group that earned most; the earlier of equals."""
+    groups: dict[str, list[Trajectory]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.group_id, []).append(episode)
+    ranked = (sorted(group, key=lambda episode: -(episode.reward or 0.0)) for group in groups.values())
+    return {episode.trajectory_id for group in ranked for episode in group[:count]}
 
 
 class GroupDataset:
@@ -104,7 +117,7 @@ class GroupDataset:
             if name in seen:
                 raise DataError(f"{path}: trajectory {name} stands there twice: keep one of them")
             seen.add(name)
-            if trajectory.reward is None or not any(turn.text or turn.end > turn.start for turn in trajectory.turns):
+            if trajectory.reward is None or not spoke(trajectory):
                 self.left_out += 1
                 continue
             if fault := _unfit(trajectory, renderer):
@@ -112,9 +125,9 @@ class GroupDataset:
             elif (length := longest_row(trajectory)) > max_length:
                 long.append(f"{name} has {length} tokens")
             groups.setdefault(trajectory.group_id, []).append(trajectory)
-        told = [f"{path}: {fault}: {_listed(names)}" for fault, names in faults.items()]
+        told = [f"{path}: {fault}: {listed(names)}" for fault, names in faults.items()]
         if long:
-            told.append(_too_long(path, long, max_length))
+            told.append(f"{path}: trajectory {listed(long)}; the model takes {max_length}")
         if told:
             raise DataError("; ".join(told))
         self.groups = [group for group in groups.values() if len(group) >= min_group_size]
@@ -169,19 +182,7 @@ class GroupDataset:
             )
 
 
-Dataset = TrajectoryDataset | GroupDataset
-
-
-def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
-    """Return 0 to `count` - 1 in the order of an epoch."""
-    order = list(range(count))
-    Random(f"{seed}/epoch/{epoch}").shuffle(order)
-    return order
-
-
-def longest_row(trajectory: Trajectory) -> int:
-    """Return the tokens of the longest segment."""
-    return max((end - start for start, end in trajectory.segments), default=0)
+Dataset = FileDataset | GroupDataset
 
 
 def _unfit(trajectory: Trajectory, renderer: Renderer) -> str:
@@ -196,12 +197,3 @@ def _unfit(trajectory: Trajectory, renderer: Renderer) -> str:
     if any(start < end and trajectory.response_mask[start] for start, end in trajectory.segments):
         return "a segment that begins with mask 1, so nothing predicts its first token"
     return ""
-
-
-def _too_long(path: str | Path, long: Sequence[str], max_length: int) -> str:
-    return f"{path}: trajectory {_listed(long)}; the model takes {max_length}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

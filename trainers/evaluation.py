@@ -24,6 +24,8 @@ from .run_folder import RunFolder
 
 OnStall = Callable[[list[str]], None]
 
+_TOLD_RIGHT = ("eval/rewards/accuracies", "eval/accuracy")  # share of pairs, of DPO's kin and of a reward model
+
 
 class HeldOut:
     """The held-out tasks of a run and the agent that is tried on them, at the temperature of training.
@@ -117,10 +119,11 @@ def held_out_env(
 def keep_best(run: RunFolder, metrics: Mapping[str, Any], save: Callable[[Path], None]) -> bool:
     """Let `save` write RUN/best when the evaluation in `metrics` beats the best so far; tell whether it did.
 
-    By success, or by reward where no success is told; the earlier of equals stays. What is best is read from the folder
-    itself, so a resumed run, which makes the same evaluations again, ends with the same one.
+    Of tasks, by success, or by reward where no success is told. Of a file, by the share of pairs that are told right,
+    and of equals, or where there are no pairs, by the lowest loss. The earlier of equals stays. What is best is read
+    from the folder itself, so a resumed run, which makes the same evaluations again, ends with the same one.
     """
-    record = {"step": metrics["step"], "success": metrics.get("eval/success"), "reward": metrics["eval/reward"]}
+    record = {"step": metrics["step"]} | _judged(metrics)
     best = run.read_best()
     if best is not None and _rank(record) <= _rank(best):
         return False
@@ -133,6 +136,16 @@ def keep_best(run: RunFolder, metrics: Mapping[str, Any], save: Callable[[Path],
     return True
 
 
-def _rank(record: Mapping[str, Any]) -> tuple[bool, float]:
+def _judged(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an evaluation is judged by."""
+    if "eval/reward" in metrics:
+        return {"success": metrics.get("eval/success"), "reward": metrics["eval/reward"]}
+    name = next((name for name in _TOLD_RIGHT if name in metrics), "eval/loss")
+    return {"by": name, "value": metrics[name], "loss": metrics["eval/loss"]}
+
+
+def _rank(record: Mapping[str, Any]) -> tuple[float, float]:
+    if "by" in record:
+        return 0.0 if record["by"] == "eval/loss" else record["value"], -record["loss"]
     told = record["success"] is not None
     return told, record["success"] if told else record["reward"]

@@ -11,6 +11,7 @@ from ..agents.renderer import Renderer
 from ..agents.scorer import Scorer
 from ..tools.errors import ConfigError, GymtuneError
 from .dataset import Dataset
+from .stored import FileDataset
 
 T = TypeVar("T")
 
@@ -33,8 +34,10 @@ class Preflight:
     findings: list[Finding] = field(default_factory=list)
     errors: list[tuple[str, GymtuneError]] = field(default_factory=list)
     facts: ModelFacts | None = None
+    teacher: ModelFacts | None = None
     renderer: Renderer | None = None
     dataset: Dataset | None = None
+    held_out: FileDataset | None = None
     rewards: tuple[dict[str, float], Scorer] | None = None
 
     @property

@@ -57,9 +57,9 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy, top, log_sum = (scales.new_empty(len(scales)) for _ in range(4))
         logits = None
-        for part in _chunks(len(hidden), most):
+        for part in chunks(len(hidden), most):
             del logits  # before the next are made
-            logits = _scaled_logits(hidden[part], head, scales[part])
+            logits = scaled_logits(hidden[part], head, scales[part])
             _normalise(logits, *(x[part] for x in (targets, top, log_sum, logprobs, entropy)))
         ctx.kept, ctx.most, ctx.entropy_grad = logits, most, entropy_grad
         ctx.save_for_backward(hidden, head, targets, scales, top, log_sum, entropy)
@@ -75,15 +75,15 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_head = torch.zeros_like(head, dtype=scales.dtype) if ctx.needs_input_grad[1] else None
         slopes = [grad / scales, *([entropy, grad_entropy / scales] if ctx.entropy_grad else [])]
         logits, ctx.kept = ctx.kept, None  # overwritten below; a second backward pass makes them anew
-        for part in reversed(_chunks(len(hidden), ctx.most)):
+        for part in reversed(chunks(len(hidden), ctx.most)):
             if logits is None:
-                logits = _scaled_logits(hidden[part], head, scales[part]).sub_(top[part].unsqueeze(1))
+                logits = scaled_logits(hidden[part], head, scales[part]).sub_(top[part].unsqueeze(1))
             _differentiate(logits, *(x[part] for x in (targets, log_sum, *slopes)))
             product, logits = logits.to(hidden.dtype), None
             if grad_hidden is not None:
                 torch.mm(product, head, out=grad_hidden[part])
             if grad_head is not None:
-                _add_product(grad_head, product, hidden[part])
+                add_product(grad_head, product, hidden[part])
             del product
         return grad_hidden, None if grad_head is None else grad_head.to(head.dtype), None, None, None, None
 
@@ -114,7 +114,7 @@ def _differentiate(logits: Tensor, targets: Tensor, log_sum: Tensor, slopes: Ten
         block.exp_().mul_(-factor).scatter_add_(1, target, slope)
 
 
-def _chunks(count: int, most: int) -> list[slice]:
+def chunks(count: int, most: int) -> list[slice]:
     """Cut 0 .. count into as few slices as hold at most `most` each, all about equally long."""
     parts = -(-count // most)
     return [slice(a, b) for a, b in pairwise(count * i // max(parts, 1) for i in range(parts + 1))]
@@ -129,11 +129,12 @@ def _blocks(logits: Tensor, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(torch.split(x, rows) for x in (logits, *(column.unsqueeze(1) for column in columns))), strict=True)
 
 
-def _scaled_logits(hidden: Tensor, head: Tensor, scales: Tensor) -> Tensor:
+def scaled_logits(hidden: Tensor, head: Tensor, scales: Tensor) -> Tensor:
+    """Return the logits (n, V) of states (n, E), each row over its scale (n,), in the dtype of the scales."""
     return F.linear(hidden, head).to(scales.dtype).div_(scales.unsqueeze(1))
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add `left^T @ right` to `total`; a product of narrower numbers is rounded, its sum over chunks is not."""
     if total.dtype == left.dtype:
         total.addmm_(left.T, right)

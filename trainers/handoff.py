@@ -8,12 +8,14 @@ from typing import Any
 
 from ..agents.agent import ModelAgent
 from ..agents.models import LanguageModel, has_adapter
+from ..agents.models.classifier import classifier_name
 from ..agents.renderer import Renderer
 from .checkpoint import ADAPTER
 from .config import TrainConfig
+from .registry import ALGORITHMS
+from .run_folder import HANDOFF
 
-HANDOFF = "handoff.json"
-"""Its file in the run folder."""
+__all__ = ["HANDOFF", "handoff_record"]
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # as families call them
 
@@ -27,15 +29,15 @@ def handoff_record(
     something, its entry is null.
     """
     assert agent.renderer is not None
-    adapted = has_adapter(model)
+    adapted, scores = has_adapter(model), ALGORITHMS[config.algo].scores
     return {
         "prefix": prefix,
         "folder": prefix,
         "base_model": config.model,
-        "architecture": architecture(model),
+        "architecture": architecture(model, scores=scores),
         "dtype": str(model.head_weight.dtype).removeprefix("torch."),
         "weights": "merged" if adapted else "full",
-        "adapter": f"{prefix}/{ADAPTER}" if adapted else None,
+        "adapter": f"{prefix}/{ADAPTER}" if adapted and not scores else None,
         "chat": chat(config, agent.renderer),
         "sampling": agent.sampling.model_dump(mode="json") if agent.sampling is not None else None,
         "max_model_length": agent.max_model_length,
@@ -48,13 +50,13 @@ def handoff_record(
     }
 
 
-def architecture(model: LanguageModel) -> dict[str, Any]:
-    """Return family and numbers of a model; `kind` is `dense` or `moe`."""
+def architecture(model: LanguageModel, *, scores: bool = False) -> dict[str, Any]:
+    """Return family and numbers of a model; `kind` is `dense` or `moe`, `class` that of transformers which opens it."""
     shape, data = model.config, model.config.to_dict()
     experts = next((int(data[key]) for key in _EXPERTS if data.get(key)), 0)
     return {
         "model_type": shape.model_type,
-        "class": (data.get("architectures") or [None])[0],
+        "class": classifier_name(model.config) if scores else (data.get("architectures") or [None])[0],
         "kind": "moe" if experts else "dense",
         "num_experts": experts,
         "num_experts_per_tok": int(data.get("num_experts_per_tok") or 0),

@@ -17,15 +17,16 @@ from ..agents.trajectory import Trajectory
 from ..envs.chat_env import ChatEnv
 from ..tools.errors import ConfigError, RunError
 from .batch import Row, make_rows
-from .checkpoint import load_updater, save_checkpoint, save_critic, save_pretrained, write_aside
+from .checkpoint import load_updater, save_checkpoint, save_critic, save_pretrained, save_scorer, write_aside
 from .collecting import StepSampler
 from .config import TrainConfig
 from .critic import make_critic
-from .dataset import GroupDataset, TrajectoryDataset
+from .dataset import Dataset, GroupDataset
 from .debug import debug_samples, whole_batch
 from .evaluation import HeldOut, keep_best
 from .experience import Experience, experiences_of
 from .handoff import HANDOFF, handoff_record
+from .held_out_file import HeldOutFile
 from .metrics import episode_metrics
 from .mirrors import Mirrors
 from .reference import load_reference, move_reference, save_reference
@@ -41,7 +42,7 @@ OnEpisode = Callable[[Trajectory], None]
 #: Called with the ids of the pending episodes when none has ended for a while.
 OnStall = Callable[[list[str]], None]
 
-PREFIXES = {"sft": "full_sft", "ppo": "ppo_actor"}
+PREFIXES = {"sft": "full_sft", "distill": "full_dist", "ppo": "ppo_actor"}
 """Names of finished models that are not their algorithm's."""
 CRITIC = "ppo_critic"
 """Name of the finished critic."""
@@ -73,7 +74,7 @@ class Trainer:
         run: RunFolder,
         *,
         env: Callable[[], ChatEnv] | None = None,
-        dataset: TrajectoryDataset | GroupDataset | None = None,
+        dataset: Dataset | None = None,
         reference: LanguageModel | None = None,
     ) -> None:
         self.config, self.model, self.agent, self.run = config, model, agent, run
@@ -90,7 +91,7 @@ class Trainer:
         self.critic = make_critic(config, model, agent.renderer) if self.algorithm.critic else None
         longest = config.max_completion_length * self._most_turns()
         self.updater = Updater(model, self.algorithm, config, reference, longest, self.critic)
-        self.held_out: HeldOut | None = None
+        self.held_out: HeldOut | HeldOutFile | None = None
         self.step = 0
         self.tokens_seen = 0
         self.on_step: OnStep = lambda _: None
@@ -103,7 +104,7 @@ class Trainer:
         """Run to `max_steps` and return the folder of the finished model."""
         if self.config.eval_steps > 0 and self.held_out is None:
             raise ConfigError(
-                f"eval_steps is {self.config.eval_steps}, the trainer has no held-out tasks: set trainer.held_out"
+                f"eval_steps is {self.config.eval_steps}, the trainer has nothing held out: set trainer.held_out"
             )
         if self.step == 0 and not self._shares_model:  # whatever the backend had before, it samples with these
             self._load_weights()
@@ -132,7 +133,7 @@ class Trainer:
         metrics |= {"time/rollout": sampled - began, "step_time": perf_counter() - began}
         if self.held_out is not None and self._due(self.config.eval_steps):
             metrics |= self._evaluate(tokenizer_folder)
-        if "eval/reward" in metrics or self._due(self.config.logging_steps):
+        if "time/eval" in metrics or self._due(self.config.logging_steps):
             self._log(metrics)
         self.on_step(metrics)
         if self._due(self.config.save_steps):
@@ -222,11 +223,7 @@ class Trainer:
         """Return `eval/*` of the policy as it is; the best one so far is kept in RUN/best."""
         assert self.held_out is not None
         metrics = self.held_out.evaluate(self.on_stall)
-        keep_best(
-            self.run,
-            {"step": self.step} | metrics,
-            lambda folder: save_pretrained(self.model, tokenizer_folder, folder),
-        )
+        keep_best(self.run, {"step": self.step} | metrics, lambda folder: self._save_model(tokenizer_folder, folder))
         return metrics
 
     def _log(self, metrics: dict[str, Any]) -> None:
@@ -279,6 +276,8 @@ class Trainer:
         """Name of the finished model's folder, as MiniMind's users know it."""
         if self.config.algo in PREFIXES:
             return PREFIXES[self.config.algo]
+        if not self.algorithm.ratios:
+            return self.config.algo
         with_tools = self.sampler is not None and bool(self.sampler.probe_env.toolbox.names)
         return "agent" if with_tools or getattr(self.dataset, "with_tools", False) else self.config.algo
 
@@ -309,11 +308,20 @@ class Trainer:
         self._load_weights()
         self.run.rewind(self.step)
 
+    def _save_model(self, tokenizer_folder: Path, target: Path) -> None:
+        """Write the model as it is used later: what speaks, or what scores."""
+        if self.algorithm.scores:
+            assert self.critic is not None
+            assert self.agent.renderer is not None
+            save_scorer(self.model, self.critic, tokenizer_folder, self.agent.renderer, target)
+        else:
+            save_pretrained(self.model, tokenizer_folder, target)
+
     def _finish(self, tokenizer_folder: Path) -> Path:
         """Write the finished model, its critic and what inference needs to know; return the model's folder."""
         final = self.run.path / self.prefix
-        save_pretrained(self.model, tokenizer_folder, final)
-        if self.critic is not None:
+        self._save_model(tokenizer_folder, final)
+        if self.critic is not None and not self.algorithm.scores:
             save_critic(self.critic, tokenizer_folder, self.run.path / CRITIC)
         lines = self.run.read_metrics()
         self.run.write_json(HANDOFF, handoff_record(self.config, self.model, self.agent, self.prefix, lines))

@@ -25,7 +25,8 @@ class TokenLosses:
     """`loss` `(N,)` with graph; detached: `ratio` `(N,)`, and where clipping took hold, from below or from above.
 
     With a critic also its loss, `value_loss` `(N,)` with graph, and where that was clipped. `measured`: numbers by the
-    name of a metric, any count of each; the metric is their mean over the step.
+    name of a metric, any count of each; the metric is their mean over the step. What is named `mean_X` is logged with
+    `min_X` and `max_X`.
     """
 
     loss: Tensor

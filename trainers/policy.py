@@ -17,12 +17,16 @@ def hidden_states(model: LanguageModel, batch: MicroBatch) -> Tensor:
     return model(batch.ids, batch.positions, batch.attend).squeeze(0).index_select(0, batch.source)
 
 
-def policy_logprobs(model: LanguageModel, batch: MicroBatch, *, entropy_grad: bool = False) -> tuple[Tensor, Tensor]:
+def policy_logprobs(
+    model: LanguageModel, batch: MicroBatch, *, entropy_grad: bool = False, vocabulary: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Return log-probs and entropies of the N trainable tokens, each (N,) fp32; see `token_logprobs`.
 
-    Logits exist only where a trainable token is predicted, a chunk at a time.
+    Logits exist only where a trainable token is predicted, a chunk at a time; those of the first `vocabulary` ids, or
+    of all.
     """
-    return logprobs_of(model, hidden_states(model, batch), batch, entropy_grad=entropy_grad)
+    hidden, head = hidden_states(model, batch), model.head_weight[:vocabulary]
+    return token_logprobs(hidden, head, batch.targets, batch.temperatures, entropy_grad=entropy_grad)
 
 
 def logprobs_of(

@@ -24,19 +24,18 @@ from ..agents.models.lora import check_targets
 from ..agents.renderer import Renderer
 from ..agents.rollout import env_factory
 from ..agents.scorer import Scorer, split_rewards
-from ..agents.store import read_trajectories
 from ..envs.chat_env import ChatEnv
 from ..envs.contract import check_briefly
 from ..envs.files.validate import validate
 from ..tools.errors import ConfigError, DataError, EnvError
 from .config import TrainConfig
 from .critic import check_critic
-from .dataset import Dataset, GroupDataset, TrajectoryDataset
 from .evaluation import HeldOut, held_out_env
 from .findings import Finding, Preflight
 from .mirrors import Mirrors
-from .presets import PRESETS
+from .preflight_data import look_at_data
 from .run_folder import RunFolder
+from .teacher import check_teacher, vocabulary_note
 
 _FAULTS = 5  # of a data file, in a finding
 _CONNECT_SECONDS = 5.0
@@ -50,8 +49,7 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> Preflight:
     found = Preflight()
     _look_at_model(found, config)
     found.look("device", f"{config.device} with {config.dtype}", "--device cpu", lambda: _device(config))
-    if config.data is not None or config.trajectories is not None:
-        _look_at_data(found, config)
+    look_at_data(found, config)
     if config.env is not None:
         _look_at_env(found, config)
     if not resume:
@@ -83,6 +81,10 @@ def _look_at_model(found: Preflight, config: TrainConfig) -> None:
         found.look(
             "critic", "a model with the policy's vocabulary", "--critic-model", lambda: _critic(config, found.renderer)
         )
+    if facts is not None and config.algo == "reward":
+        found.look("score", "layers of our own decoder", "another --model", lambda: _score(config, facts))
+    if config.teacher_model is not None:
+        _look_at_teacher(found, Path(config.teacher_model), config)
     if facts is None:
         return
     found.look(
@@ -132,50 +134,31 @@ def _checkpointing(facts: ModelFacts) -> tuple[bool, str]:
 
 def _critic(config: TrainConfig, renderer: Renderer | None) -> tuple[ModelFacts, str]:
     folder = Path(config.critic_model or config.model)
-    facts = inspect_model(folder)
+    facts = inspect_model(folder, classifier=True)
     if renderer is not None:
         check_critic(folder, renderer, config.model)
     return facts, str(facts)
 
 
-# -- stored trajectories -----------------------------------------------------------------------------------------------
-
-
-def _look_at_data(found: Preflight, config: TrainConfig) -> None:
-    """Read the file that is learnt from; line by line alone where tokenizer or context of the model are not known."""
-    stored = config.trajectories is not None
-    what = "trajectories" if stored else "data"
-    wanted = "sampled episodes with log-probs, of this tokenizer" if stored else "episodes to imitate"
-    mend = "`gymtune rollout` writes such a file"
-    renderer, facts = found.renderer, found.facts
-    if renderer is None or facts is None:
-        found.look(what, wanted, mend, lambda: _lines(config))
-        return
-    found.dataset = found.look(what, wanted, mend, lambda: _dataset(config, renderer, facts))
-    for note in found.dataset.notes if found.dataset is not None else ():
-        found.note(what, wanted, note)
-
-
-def _lines(config: TrainConfig) -> tuple[int, str]:
-    count = sum(1 for _ in read_trajectories(config.trajectories or config.data or ""))
-    return count, f"{count} episodes, looked at no further without a model"
-
-
-def _dataset(config: TrainConfig, renderer: Renderer, facts: ModelFacts) -> tuple[Dataset, str]:
-    if config.data is not None:
-        data = TrajectoryDataset(
-            config.data, renderer, min_reward=config.min_reward, max_length=facts.context, seed=config.seed
+def _score(config: TrainConfig, facts: ModelFacts) -> tuple[str, str]:
+    if not facts.native:
+        raise ConfigError(
+            f"--algo reward saves models that our own decoder runs as sequence classifiers, {config.model} is a "
+            f"{facts.family}: take a base of another family"
         )
-        return data, f"{len(data.items)} episodes"
-    assert config.trajectories is not None
-    groups = GroupDataset(
-        config.trajectories,
-        renderer,
-        min_group_size=config.min_group_size if "min_group_size" in PRESETS[config.algo].reads else 1,
-        max_length=config.max_model_length or facts.context,
-        seed=config.seed,
+    return config.model, f"a head of {facts.hidden_size} numbers"
+
+
+def _look_at_teacher(found: Preflight, folder: Path, config: TrainConfig) -> None:
+    wanted, facts, renderer = "a model that knows every token of the policy", found.facts, found.renderer
+    if facts is None or renderer is None:
+        found.look("teacher", "a model that runs", "--teacher-model", lambda: _told(inspect_model(folder)))
+        return
+    found.teacher = found.look(
+        "teacher", wanted, "--teacher-model", lambda: _told(check_teacher(folder, renderer, facts, config))
     )
-    return groups, f"{len(groups.groups)} groups of {sum(map(len, groups.groups))} episodes"
+    if found.teacher is not None and (note := vocabulary_note(found.teacher, facts)):
+        found.note("teacher", wanted, note)
 
 
 # -- env and rewards ---------------------------------------------------------------------------------------------------
@@ -204,7 +187,8 @@ def _look_at_env(found: Preflight, config: TrainConfig) -> None:
     env = found.look("env", "a registered env that takes these arguments", mend, lambda: _env(make))
     if env is None:
         return
-    if config.trajectories is None:
+    teacher_alone = config.algo == "opd" and config.reward_coef == 0
+    if config.trajectories is None and not teacher_alone:
         found.look("reward", "a component that pays", "--reward, --reward-model", lambda: _pays(config, env, scorer))
     plain = env_factory(config.env, agent, config.env_args)
     found.look("env contract", "what every env promises", "`gymtune envs check ID`", lambda: _contract(config, plain))

@@ -240,6 +240,8 @@ def unread(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, st
             reasons.setdefault(key, "no reward model or function scores; with one of them it would be read")
     for key, why in _idle_offline(values):
         reasons.setdefault(key, why)
+    for key, why in _idle_beside_teacher(values):
+        reasons.setdefault(key, why)
     if values.get("critic_backbone") == "shared":
         reasons.setdefault("critic_model", "critic_backbone is shared, the critic reads the policy's layers")
     if values.get("lr_scheduler_type") == "constant":
@@ -280,6 +282,23 @@ def _idle_offline(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from ((key, why) for key in ACTING)
     if values.get("averaging") != "constant" and values.get("overlong_buffer") is None:
         yield "max_completion_length", "trajectories are stored, they are as long as they are"
+
+
+def _idle_beside_teacher(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the keys that say how a teacher is compared with, or what is added to that, where nobody asks for it."""
+    if values["algo"] == "opd":
+        sampled, paid = values.get("opd_loss", "sampled") == "sampled", bool(values.get("reward_coef"))
+        if sampled:
+            why = "opd_loss is sampled, the teacher judges the sampled token alone; full would read it"
+            yield from ((key, why) for key in sorted(DISTILL - {"teacher_model"}))
+        if not paid:
+            why = "reward_coef is 0, so rewards teach nothing; with a weight above 0 it would be read"
+            yield from ((key, why) for key in ("scale_rewards", "min_group_size", "overlong_buffer"))
+        if not sampled and not paid:
+            why = "opd_loss is full and reward_coef 0, so there is no ratio; with a weight above 0 it would be read"
+            yield from ((key, why) for key in ("epsilon", "epsilon_high", "importance_sampling_level"))
+    if values.get("divergence") != "jsd":
+        yield "jsd_beta", "divergence is not jsd, whose mixture it is of"
 
 
 def unpinned(values: Mapping[str, Any]) -> dict[str, str]:

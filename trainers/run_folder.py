@@ -37,6 +37,8 @@ _FREE_KEYS = {
     "debug_mode", "debug_interval",
 }  # fmt: skip
 _STEP = re.compile(r"step_(\d+)")
+HANDOFF = "handoff.json"
+"""File in the folder of a finished run: what inference needs to know of its model."""
 
 
 class RunFolder:

@@ -76,9 +76,14 @@ class Updater:
             raise ConfigError("no parameter of the model requires a gradient, so there is nothing to train")
         values = {} if critic is None else trainable_parameters(critic)
         self.named = policy | {f"critic.{name}": parameter for name, parameter in values.items()}
-        self.parameters, self.critic_parameters = list(policy.values()), list(values.values())
+        if algorithm.scores:  # the head is a part of what is trained, as is a classifier's
+            self.parameters, self.critic_parameters = list(self.named.values()), []
+        else:
+            self.parameters, self.critic_parameters = list(policy.values()), list(values.values())
         self.kl_in_loss = algorithm.ratios and config.beta > 0 and config.kl_in == "loss"
-        self.everything_teaches = self.kl_in_loss or config.entropy_coef > 0 or algorithm.critic
+        self.everything_teaches = (
+            self.kl_in_loss or config.entropy_coef > 0 or algorithm.critic or algorithm.everything_teaches
+        )
         groups = _groups(self.parameters, config.learning_rate, config.weight_decay)
         peak = config.learning_rate if config.critic_learning_rate is None else config.critic_learning_rate
         groups += _groups(self.critic_parameters, peak, config.weight_decay)
@@ -147,7 +152,7 @@ class Updater:
             stats.grad_norm += norm
             stats.value_grad_norm += critic_norm
             stats.steps += 1
-            stats.critic_steps += self.critic is not None
+            stats.critic_steps += self.critic is not None and not self.algorithm.scores
             stats.passes += 1 / len(mini_batches)
         return True
 
@@ -158,7 +163,8 @@ class Updater:
         def numbers(compute: Compute, asked: Sequence[Experience]) -> list[list[float]]:
             return token_numbers(asked, compute, config.micro_batch_tokens, self.device)
 
-        lookups = Lookups(partial(numbers, self._policy_logprobs), partial(numbers, self._reference_logprobs))
+        longest = self.model.config.max_position_embeddings
+        lookups = Lookups(partial(numbers, self._policy_logprobs), partial(numbers, self._reference_logprobs), longest)
         if config.importance_sampling_correction != "none":
             for experience, logprobs in zip(experiences, lookups.policy(experiences), strict=True):
                 experience.old_logprobs = logprobs
@@ -230,7 +236,7 @@ class Updater:
         """Return a micro-batch's share of the optimizer batch's loss: the policy's, and the critic's by `vf_coef`."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not warming):
             hidden = hidden_states(self.model, batch)
-            logprobs, entropy = logprobs_of(self.model, hidden, batch, entropy_grad=self.config.entropy_coef > 0)
+            logprobs, entropy = self._said(hidden, batch)
         tokens = TokenBatch(
             logprobs, batch.old_logprobs, batch.advantages, batch.row, batch.trajectory, batch.unit, batch.ref_logprobs,
             divergence=self.algorithm.compare(self.model, hidden, batch, self.reference),
@@ -247,6 +253,12 @@ class Updater:
             stats.value_loss += float(value_loss.detach())
         return loss
 
+    def _said(self, hidden: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies of the tokens, each (N,); zeros where nothing is said, but scored."""
+        if self.algorithm.scores:
+            return hidden.new_zeros(len(hidden)), hidden.new_zeros(len(hidden))
+        return logprobs_of(self.model, hidden, batch, entropy_grad=self.config.entropy_coef > 0)
+
     def _policy_terms(
         self, batch: MicroBatch, token: TokenLosses, logprobs: Tensor, entropy: Tensor, stats: UpdateStats
     ) -> Tensor:
@@ -260,8 +272,9 @@ class Updater:
             stats.kl_tokens += len(kl)
         if config.entropy_coef > 0:
             values = values - config.entropy_coef * entropy
-        stats.tokens += len(values)
-        stats.entropy += float(entropy.detach().sum())
+        if not self.algorithm.scores:
+            stats.tokens += len(values)
+            stats.entropy += float(entropy.detach().sum())
         stats.note_measured(token.measured)
         if self.algorithm.ratios:
             stats.note_tokens(token, logprobs.detach() - batch.old_logprobs)
@@ -272,10 +285,13 @@ class Updater:
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
-        """Return log-probs of the starting model: the reference, or the model itself with its adapter off."""
+        """Return log-probs of the reference, or where there is none of the model itself with its adapter off.
+
+        Those of a teacher with a larger vocabulary are normalised over the ids that the policy has.
+        """
         model = self.model if self.reference is None else self.reference
         with adapter_off(model) if self.reference is None else nullcontext():
-            return policy_logprobs(model, batch)[0]
+            return policy_logprobs(model, batch, vocabulary=len(self.model.head_weight))[0]
 
 
 def _groups(parameters: Sequence[nn.Parameter], peak: float, weight_decay: float) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from .losses import TokenLosses, kl_estimate
 
 QUANTILES = {"min": 0.0, "q05": 0.05, "median": 0.5, "q95": 0.95, "max": 1.0}
 """Of the log-ratios that `debug_log_ratio` logs."""
+_MEAN = "mean_"
 _MOST_SORTED = 2**23  # torch.quantile takes 2^24 numbers at most
 
 
@@ -48,6 +49,7 @@ class UpdateStats:
     value_clipped: int = 0
     log_ratios: list[Tensor] = field(default_factory=list)  # of the optimizer batch at hand
     measured: dict[str, tuple[float, int]] = field(default_factory=dict)  # sum and count of what a loss measures
+    extremes: dict[str, tuple[float, float]] = field(default_factory=dict)  # least and most of what is named `mean_*`
     logged: dict[str, float] = field(default_factory=dict)  # metrics that are no sums
 
     def note_credit(self, experiences: Sequence[Experience], correction: Correction) -> None:
@@ -61,10 +63,11 @@ class UpdateStats:
         if correction != "none":
             self.logged |= gap_metrics(experiences, correction)
         known = [experience for experience in experiences if experience.reward is not None]
-        if any(experience.ref_logprobs for experience in known):
-            sums = [math.fsum(e.old_logprobs) - math.fsum(e.ref_logprobs) for e in known]
+        judged = [e for e in known if e.ref_logprobs and e.unit is None]  # of a pair the loss measures what is told
+        if judged:
+            sums = [math.fsum(e.old_logprobs) - math.fsum(e.ref_logprobs) for e in judged]
             self.logged["objective/kl"] = fmean(sums)
-        pairs = [pair for e in known for pair in zip(e.returns, e.values, strict=True)]
+        pairs = [pair for e in known if e.values for pair in zip(e.returns, e.values, strict=True)]
         spread = pvariance([wanted for wanted, _ in pairs]) if pairs else 0.0
         if spread > 0:
             self.logged["val/explained_variance"] = 1 - pvariance([wanted - said for wanted, said in pairs]) / spread
@@ -88,6 +91,9 @@ class UpdateStats:
     def note_measured(self, measured: Mapping[str, Tensor]) -> None:
         """Take in what the loss of a micro-batch measured; see `TokenLosses`."""
         for name, values in measured.items():
+            if name.startswith(_MEAN) and values.numel():
+                least, most = self.extremes.get(name, (math.inf, -math.inf))
+                self.extremes[name] = min(least, float(values.min())), max(most, float(values.max()))
             total, count = self.measured.get(name, (0.0, 0))
             self.measured[name] = (total + float(values.detach().double().sum()), count + values.numel())
 
@@ -138,4 +144,9 @@ class UpdateStats:
                 "ppo/passes": self.passes,
             }
         values |= {name: total / count for name, (total, count) in self.measured.items() if count}
+        for name, (least, most) in self.extremes.items():
+            what = name.removeprefix(_MEAN)
+            values |= {f"min_{what}": least, f"max_{what}": most}
+        if "rewards/chosen" in values and "rewards/rejected" in values:  # of pairs, and of replies judged alone
+            values["rewards/margins"] = values["rewards/chosen"] - values["rewards/rejected"]
         return values | self.logged

@@ -1,6 +1,7 @@
 """Language models: our own decoder, any other through transformers, adapters, and files of other forms."""
 
 from .checkpoint import load_model, save_model
+from .classifier import is_classifier, load_classifier, save_classifier
 from .config import ModelConfig
 from .contract import LanguageConfig, LanguageModel, check_vocabulary
 from .decoder import Attend, CausalAttend, Decoder
@@ -25,13 +26,16 @@ __all__ = [
     "has_adapter",
     "import_model",
     "init_model",
+    "is_classifier",
     "load_adapter",
     "load_any",
+    "load_classifier",
     "load_foreign",
     "load_model",
     "merged_state",
     "save_adapter",
     "save_any",
+    "save_classifier",
     "save_model",
     "trainable_parameters",
 ]

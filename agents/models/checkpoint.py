@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -21,7 +21,8 @@ from .moe import split_experts
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_TIED_HEAD = "lm_head.weight"
+HEAD, SCORE = "lm_head.weight", "score.weight"
+"""What makes logits of hidden states where that is not the embedding, and the score in a sequence classifier."""
 _SHOWN = 10
 _FLOATS = ("F64", "F32", "BF16", "F16")
 _NOT_READ = ".rotary_emb.inv_freq"  # old files hold these constants
@@ -35,20 +36,7 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32, device: s
     """
     path = Path(folder)
     model = outline(path)
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    weights: dict[str, Tensor] = {}
-    try:
-        for file in weight_files(path):
-            weights |= _read(file, set(wanted), dtype, torch.device(device))
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate" not in str(error):
-            raise
-        size = sum(math.prod(shape) for shape in wanted.values()) * dtype.itemsize / 1e9
-        raise ModelError(
-            f"{path}: out of memory on {device}: the weights take {size:.2f} GB as {dtype}. "
-            "Take bfloat16, a smaller model or a larger machine."
-        ) from error
-    model.load_state_dict(weights, assign=True)
+    model.load_state_dict(read_weights(path, shapes_of(model), dtype, device), assign=True)
     return model.eval()
 
 
@@ -61,12 +49,40 @@ def outline(folder: str | Path) -> Decoder:
     config = ModelConfig.from_folder(path)
     with torch.device("meta"):
         model = Decoder(config)
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = weight_shapes(path)
+    if SCORE in found:
+        raise ModelError(
+            f"{path}: a reward model, whose head scores and does not speak: it serves by --reward-model, and as "
+            "critic_model of ppo."
+        )
     if config.tie_word_embeddings:
-        found.pop(_TIED_HEAD, None)  # some files store the embedding a second time
-    _compare(path, wanted, found)
+        found.pop(HEAD, None)  # some files store the embedding a second time
+    refuse_misfits(path, shapes_of(model), found)
     return model.eval()
+
+
+def shapes_of(model: Decoder) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every weight of a model."""
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def read_weights(
+    path: Path, wanted: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: str | torch.device
+) -> dict[str, Tensor]:
+    """Return the `wanted` weights of a folder, cast. Raises ModelError when memory runs out."""
+    weights: dict[str, Tensor] = {}
+    try:
+        for file in weight_files(path):
+            weights |= _read(file, set(wanted), dtype, torch.device(device))
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        size = sum(math.prod(shape) for shape in wanted.values()) * dtype.itemsize / 1e9
+        raise ModelError(
+            f"{path}: out of memory on {device}: the weights take {size:.2f} GB as {dtype}. "
+            "Take bfloat16, a smaller model or a larger machine."
+        ) from error
+    return weights
 
 
 def save_model(model: Decoder, folder: str | Path) -> None:
@@ -148,7 +164,9 @@ def _read(file: Path, wanted: set[str], dtype: torch.dtype, device: torch.device
     return weights
 
 
-def _compare(folder: Path, wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
+def refuse_misfits(
+    folder: Path, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
+) -> None:
     """Raise ModelError listing every tensor that is missing, unexpected or of another shape."""
     if faults := misfits(wanted, found):
         raise ModelError(f"{folder}: weights do not fit config.json: {_listed(faults)}. Mend the config or the file.")

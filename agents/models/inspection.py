@@ -9,6 +9,7 @@ from typing import Any
 
 from ...tools.errors import ModelError
 from .checkpoint import outline, weight_shapes
+from .classifier import classifier_outline, is_classifier
 from .config import ModelConfig
 from .decoder import Decoder
 from .foreign import read_foreign_config
@@ -51,8 +52,8 @@ class ModelFacts:
         )
 
 
-def inspect_model(folder: str | Path) -> ModelFacts:
-    """Return what is in a model folder.
+def inspect_model(folder: str | Path, *, classifier: bool = False) -> ModelFacts:
+    """Return what is in a model folder; with `classifier` it may be a reward model of ours, told by its layers.
 
     Raises ModelError when it is none, when its family or a key of its config is not supported, and when its files are
     torn; for our own decoder also when names or shapes of weights differ from what the config asks for.
@@ -76,7 +77,7 @@ def inspect_model(folder: str | Path) -> ModelFacts:
         vocab_size=config.vocab_size,
         context=config.max_position_embeddings,
         experts=config.num_experts,
-        outline=outline(path),
+        outline=classifier_outline(path) if classifier and is_classifier(path) else outline(path),
         parameters=_count(path),
     )
 

@@ -137,8 +137,7 @@ def _trajectories(s: Source) -> Record:
             s.faults.add(name, "a list", shown(numbers))
         elif isinstance(lengths["tokens"], list) and len(numbers) != len(lengths["tokens"]):
             s.faults.add(name, f"as many as tokens: {len(lengths['tokens'])}", str(len(numbers)))
-    talk = s.opening("messages")
-    s.pair(talk)
+    talk = s.opening("messages")  # its ids are left alone: the result of markup that is no call answers none
     roles = [message["role"] for message in talk.messages]
     place = s.take("prompt_messages")
     if not isinstance(place, int) or not 0 <= place <= len(roles):

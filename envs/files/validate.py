@@ -141,6 +141,16 @@ def validate(path: str | Path, kind: Kind | Literal["auto"] = "auto", max_faults
     return tally.close()
 
 
+def checked_record(row: Row, kind: Kind) -> Record | list[Fault]:
+    """Return the record of a row of a file of that kind, or all that is wrong; to tell of another kind is wrong too."""
+    record = parse_record(row, kind)
+    if isinstance(record, Record) and row.value is not None:
+        told = detect(row.value)
+        if told not in (None, kind) and {told, kind} != ALIKE:
+            return [Fault(row.line, "", f"the kind {kind}, as other lines", f"the kind {told}", "kind")]
+    return record
+
+
 class _Tally:
     """Gathers a report row by row."""
 
@@ -153,11 +163,7 @@ class _Tally:
         """Count one row; with `any_kind` one that tells another kind than the file is a fault."""
         report = self.report
         report.rows += 1
-        record = parse_record(row, report.kind)
-        if any_kind and isinstance(record, Record) and row.value is not None:
-            told = detect(row.value)
-            if told not in (None, report.kind) and {told, report.kind} != ALIKE:
-                record = [Fault(row.line, "", f"the kind {report.kind}, as other lines", f"the kind {told}", "kind")]
+        record = checked_record(row, report.kind) if any_kind else parse_record(row, report.kind)
         if isinstance(record, Record) and row.value is not None:
             self._add_record(record, row.value)
             return

@@ -1,5 +1,6 @@
 """A toy that a small model learns in seconds: say the digit that was named. And a model that mostly guesses."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -14,7 +15,7 @@ from gymtune.agents.models import init_model
 from gymtune.envs import ChatEnv, Task
 from gymtune.rewards.components import gt_component
 from gymtune.rewards.numeric import NumericChecker
-from gymtune.tools.messages import Message, user
+from gymtune.tools.messages import Message, assistant, user
 from gymtune.trainers import Listeners, TrainConfig, train
 
 TOY = "gymtune-test/Echo-v0"
@@ -51,6 +52,24 @@ def echo_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             for trajectory in rollout(TOY, agent, 10, num_generations=60):
                 writer.append(trajectory)
     return {name: folder / f"{name}.jsonl" for name in agents}
+
+
+@pytest.fixture(scope="session")
+def opinions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files of pairs (`pairs`): the digit that was named and another one. And of the same as `labels`.
+
+    In the pairs of `held_out` the tasks end without a full stop.
+    """
+    folder = tmp_path_factory.mktemp("opinions")
+    records: dict[str, list[dict[str, Any]]] = {"pairs": [], "held_out": [], "labels": []}
+    for d, wrong in ((d, wrong) for d in range(10) for wrong in range(10) if d != wrong):
+        prompt, good, bad = [user(f"Say {d}.")], [assistant(str(d))], [assistant(str(wrong))]
+        records["pairs"].append({"prompt": prompt, "chosen": good, "rejected": bad})
+        records["held_out"].append({"prompt": [user(f"Say {d}")], "chosen": good, "rejected": bad})
+        records["labels"] += [{"prompt": prompt, "completion": said, "label": said is good} for said in (good, bad)]
+    for name, lines in records.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return {name: folder / f"{name}.jsonl" for name in records}
 
 
 @pytest.fixture(scope="session")

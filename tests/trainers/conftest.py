@@ -13,6 +13,7 @@ from gymtune.agents.models import Decoder, ModelConfig, load_model
 from gymtune.agents.models.init import random_decoder
 from gymtune.agents.torch_engine import TorchEngine
 from gymtune.trainers import Resolved, TrainConfig, Trainer
+from gymtune.trainers.registry import ALGORITHMS
 from gymtune.trainers.run_folder import RunFolder
 
 
@@ -95,7 +96,7 @@ def trainer(taught_model: Path, tiny_renderer: Renderer, tmp_path: Path) -> Call
         model = load_model(taught_model)
         sampling = Sampling(temperature=settings.temperature, max_new_tokens=settings.max_completion_length)
         agent = ModelAgent(TorchEngine(model), tiny_renderer, sampling)
-        reference = load_model(taught_model) if settings.beta > 0 else None
+        reference = load_model(taught_model) if ALGORITHMS[algo].reference_model(settings) else None
         made = env or env_factory(settings.env, agent, settings.env_args)
         run = RunFolder.create(Resolved(settings, {}))
         return Trainer(settings, model, agent, run, env=made, reference=reference)

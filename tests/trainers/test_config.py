@@ -10,13 +10,17 @@ from pydantic import ValidationError
 
 from gymtune.tools.errors import ConfigError
 from gymtune.trainers.config import Resolved, TrainConfig, resolve
-from gymtune.trainers.presets import PRESETS
+from gymtune.trainers.presets import DISTILL, FILE, PRESETS, SAMPLED
 
 NEEDED = {
-    algo: {"model": "m", "output_dir": "o"} | ({"data": "d.jsonl"} if algo == "sft" else {"env": "E-v0"})
-    for algo in PRESETS
+    algo: {"model": "m", "output_dir": "o"}
+    | ({"env": "E-v0"} if "env" in preset.reads else {"data": "d.jsonl"})
+    | ({"teacher_model": "t"} if "teacher_model" in preset.reads else {})
+    for algo, preset in PRESETS.items()
 }
-GROUPED = [algo for algo, preset in PRESETS.items() if "min_group_size" in preset.reads]
+ONLINE = [algo for algo, preset in PRESETS.items() if "env" in preset.reads]
+EITHER = [algo for algo in ONLINE if "data" in PRESETS[algo].reads]
+GROUPED = [algo for algo in ONLINE if {"min_group_size", "pairs"} & PRESETS[algo].reads and algo != "opd"]
 
 
 def made(algo, *sets, **layers):
@@ -174,6 +178,15 @@ def test_config_is_frozen():
             r"scale_rewards .*--algo ppo does not read it; grpo, dr_grpo, dapo, \.\.\. would",
         ),
         ("grpo", ["mini_batches=7"], r"mini_batches must divide the 256 episodes .*32 x num_generations 8\), came 7"),
+        ("dpo", ["num_generations=1"], "--algo dpo compares the episodes of a group: num_generations must be at least"),
+        ("dpo", ["data=d"], "env .*data is given, so nothing is sampled"),
+        ("dpo", ["batch_size=8"], "batch_size .*no data is given, episodes are sampled"),
+        ("dpo", ["env=none"], "env is not set.*Or it learns from data, a file"),
+        ("dpo", ["beta=0.0"], "--algo dpo scales what a reply earns by beta, which is 0"),
+        ("ipo", ["label_smoothing=0.1"], "label_smoothing .*--algo ipo does not read it; dpo and simpo would"),
+        ("orpo", ["reference_free=true"], "reference_free .*--algo orpo does not read it; dpo and ipo and kto would"),
+        ("simpo", ["averaging=token_mean"], "pins it to 'sequence_mean' .a pair counts once., came 'token_mean'"),
+        ("kto", ["pairs=all"], r"pairs .*--algo kto does not read it; reward, dpo, ipo, \.\.\. would"),
         ("grpo", ["env=none"], "env is not set"),
         ("sft", ["data=none"], "data is not set"),
         ("sft", ["averaging=constant"], "averaging 'constant' divides by"),
@@ -182,15 +195,19 @@ def test_config_is_frozen():
         (
             "cispo",
             ["averaging=constant"],
-            r"--algo cispo pins it to 'token_mean' .*came 'constant'\. sft, grpo, gspo, \.\.\. leave it open",
+            r"--algo cispo pins it to 'token_mean' .*came 'constant'\. sft, distill, grpo, \.\.\. leave it open",
         ),
         ("sft", ["epsilon=0.3"], r"epsilon .*--algo sft does not read it; grpo, dr_grpo, dapo, \.\.\. would"),
-        ("sft", ["beta=0.0"], r"beta .*--algo sft does not read it; grpo, dr_grpo, dapo, \.\.\. would"),
+        ("sft", ["beta=0.0"], r"beta .*--algo sft does not read it; dpo, ipo, orpo, \.\.\. would"),
         ("cispo", ["epsilon=0.2"], r"epsilon .*--algo cispo does not read it; grpo, dr_grpo, dapo, \.\.\. would"),
-        ("grpo", ["min_reward=1.0"], "min_reward .*--algo grpo does not read it; sft would"),
+        ("grpo", ["min_reward=1.0"], "min_reward .*--algo grpo does not read it; sft and distill would"),
         ("grpo", ["lr_scheduler_type=constant", "min_lr_ratio=0.1"], "min_lr_ratio .*a constant learning rate"),
         ("grpo", ["lora_alpha=16"], "lora_alpha .*lora_r is none, so there is no adapter"),
-        ("grpo", ["lora_r=8", "lora_dropout=0.1"], "lora_dropout .*--algo grpo does not read it; sft would"),
+        (
+            "grpo",
+            ["lora_r=8", "lora_dropout=0.1"],
+            "lora_dropout .*--algo grpo does not read it; sft, reward, dpo, ... would",
+        ),
         ("grpo", ["lora_r=0"], "lora_r .*wanted .*1, came 0"),
         ("grpo", ["seed=1", "seed=2"], "seed is given twice on the command line: seed = 1 and seed = 2"),
         ("grpo", ["env_args.a=1", "env_args.a.b=1"], "env_args.a.b is given twice"),
@@ -239,13 +256,13 @@ def test_unknown_algo():
         TrainConfig(algo="grp", model="m", output_dir="o")
 
 
-@pytest.mark.parametrize("algo", sorted(PRESETS.keys() - {"sft"}))
+@pytest.mark.parametrize("algo", ONLINE)
 def test_a_group_of_one_is_refused_where_the_group_is_the_baseline(algo):
     if algo in GROUPED:
         with pytest.raises(ConfigError, match=f"--algo {algo} compares the episodes of a group: num_generations"):
             made(algo, "num_generations=1")
     else:
-        assert algo in {"ppo", "reinforce++"}
+        assert algo in {"ppo", "reinforce++", "kto", "opd"}
         assert made(algo, "num_generations=1").config.num_generations == 1
 
 
@@ -295,16 +312,28 @@ IDLE = {
     "ref_model_sync_steps": lambda config: not config.sync_ref_model,
     "ref_model_mixup_alpha": lambda config: not config.sync_ref_model,
     "debug_interval": lambda config: not config.debug_mode,
+    "jsd_beta": lambda config: config.divergence != "jsd",
+    "eval_data": lambda config: config.eval_steps == 0,
     "eval_tasks": lambda config: config.eval_steps == 0,
     "eval_env_args": lambda config: config.eval_steps == 0,
 }
 
 
-@pytest.mark.parametrize("algo", PRESETS)
-def test_table_shows_what_is_read_and_is_toml(algo, toml):
-    resolved = made(algo, "seed=4", "lora_r=8", "lr_scheduler_type=constant", "save_total_limit=none")
+#: Each algorithm, and those that learn from a file or an env with the file too.
+SOURCES = [*((algo, {}) for algo in PRESETS), *((algo, {"env": None, "data": "d.jsonl"}) for algo in EITHER)]
+
+
+@pytest.mark.parametrize(("algo", "source"), SOURCES)
+def test_table_shows_what_is_read_and_is_toml(algo, source, toml):
+    options = {key: value for key, value in (NEEDED[algo] | source).items() if value is not None}
+    changes = ["seed=4", "lora_r=8", "lr_scheduler_type=constant", "save_total_limit=none"]
+    resolved = resolve(algo, sets=changes, options=options)
     rows = resolved.table()
     idle = {key for key, is_idle in IDLE.items() if is_idle(resolved.config)}
+    if algo == "opd":  # the teacher judges sampled tokens, and rewards teach nothing
+        idle |= DISTILL - {"teacher_model"} | {"scale_rewards", "min_group_size", "overlong_buffer"}
+    if algo in EITHER:
+        idle |= SAMPLED - {"eval_steps"} if source else FILE | {"eval_data"}
     assert {key for key, _, _ in rows} == PRESETS[algo].reads - idle
     assert ("seed", "4", "command line") in rows
     assert ("max_steps", "100", "default") in rows

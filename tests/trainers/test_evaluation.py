@@ -119,7 +119,7 @@ def test_more_tasks_than_there_are_is_an_error_with_the_number(config):
 
 def test_a_trainer_without_held_out_tasks_says_so(trainer):
     made = trainer(eval_steps=1)
-    with pytest.raises(ConfigError, match=r"eval_steps is 1, the trainer has no held-out tasks: set trainer\.held_out"):
+    with pytest.raises(ConfigError, match=r"eval_steps is 1, the trainer has nothing held out: set trainer\.held_out"):
         made.train(Path(made.config.model))
 
 

@@ -195,8 +195,8 @@ def test_by_default_a_chunk_is_bounded_whatever_the_vocabulary(monkeypatch):
 
 def test_a_batch_of_one_chunk_makes_its_logits_once(monkeypatch):
     made = []
-    whole = fused_logprob._scaled_logits
-    monkeypatch.setattr(fused_logprob, "_scaled_logits", lambda h, w, s: made.append(len(h)) or whole(h, w, s))
+    whole = fused_logprob.scaled_logits
+    monkeypatch.setattr(fused_logprob, "scaled_logits", lambda h, w, s: made.append(len(h)) or whole(h, w, s))
     for chunk, wanted in ((8, [8]), (4, [4, 4, 4])):  # of two chunks the last is kept, the first made again
         hidden, head, targets, _ = inputs(8, 3, 5)
         token_logprobs(hidden, head, targets, 1.0, chunk=chunk)[0].sum().backward()

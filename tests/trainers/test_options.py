@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import gymnasium
@@ -28,8 +29,14 @@ TURNS = "gymtune-test/Turns-v0"
 FAR = {"num_iterations": 2, "learning_rate": 1e-3}
 #: The reference moves, and what it moves by counts.
 FOLLOWING = {"beta": 0.5, "sync_ref_model": True}
+#: What is earned counts beside a teacher.
+PAID = {"reward_coef": 1.0}
 #: Stands for the folder of the tiny model, which is known to the tests alone.
 TINY = "the tiny model"
+#: Stands for the file of the tests.
+MIXED = "the mixed file"
+#: Stand for the folder of the model that is trained, and for one in that of the run.
+TAUGHT, CACHE = "the taught model", "a cache"
 
 
 class TurnsEnv(ChatEnv):
@@ -74,7 +81,7 @@ CASES = {
     "torch_threads": ("threads", 2, {"torch_threads": 1}),
     "dtype": ("weights", "bfloat16", {}),
     "device": ("error", "cuda", {}),
-    "batch_size": ("metrics", 7, {}),
+    "batch_size": ("metrics", 7, {"data": MIXED}),
     "min_reward": ("weights", 0.5, {}),
     "env": ("metrics", "gymtune/Calculator-v0", {}),
     "env_args": ("weights", {"levels": [2]}, {}),
@@ -92,16 +99,20 @@ CASES = {
     "kl_in": ("weights", "reward", {"beta": 0.5, "kl_in": "loss"}),
     "entropy_coef": ("weights", 0.1, {}),
     "credit": ("weights", "turn", {"env": TURNS, "importance_sampling_level": "token"}),
-    "min_group_size": ("weights", 4, {"env": TURNS}),
-    "overlong_buffer": ("weights", 3, {}),
+    "min_group_size": ("weights", 4, {"env": TURNS} | PAID),
+    "overlong_buffer": ("weights", 3, PAID),
     "importance_sampling_level": ("weights", "sequence", FAR | {"importance_sampling_level": "token"}),
     "importance_sampling_correction": ("metrics", "token_truncate", {}),
     "importance_sampling_cap": ("weights", 0.5, {"importance_sampling_correction": "token_truncate"}),
     "epsilon": ("weights", 1e-4, FAR | {"epsilon": 0.2}),
     "epsilon_high": ("weights", 1e-4, FAR | {"epsilon_high": 0.2}),
-    "scale_rewards": ("weights", "batch", {"scale_rewards": "group"}),
+    "scale_rewards": ("weights", "batch", {"scale_rewards": "group"} | PAID),
     "mask_truncated_completions": ("weights", True, {"max_completion_length": 2}),
-    "reward_weights": ("weights", {"gt": 0.1, "unfinished": 1.0}, {"max_completion_length": 2}),
+    "reward_weights": (
+        "weights",
+        {"gt": 0.1, "unfinished": 1.0},
+        {"max_completion_length": 2, "label_threshold": 0.5} | PAID,
+    ),
     "reward_model": ("metrics", "stub", {}),
     "normalize_scores": ("metrics", True, {"reward_model": "stub"}),
     "score_clip": ("metrics", 0.5, {"reward_model": "stub"}),
@@ -125,6 +136,26 @@ CASES = {
     "lora_alpha": ("weights", 64, {"lora_r": 2}),
     "lora_dropout": ("weights", 0.5, {"lora_r": 2}),
     "lora_target_modules": ("weights", ["q_proj", "mlp.down_proj"], {"lora_r": 2}),
+    "pairs": ("weights", "all", {}),
+    "margin": ("weights", "reward", {}),
+    "ties": ("weights", "half", {}),
+    "center_rewards_coefficient": ("weights", 0.5, {}),
+    "label_smoothing": ("weights", 0.2, {}),
+    "reference_free": ("weights", True, {}),
+    "length_normalized": ("weights", True, {}),
+    "simpo_gamma": ("weights", 1.5, {}),
+    "desirable_weight": ("weights", 2.0, {}),
+    "undesirable_weight": ("weights", 2.0, {}),
+    "label_threshold": ("weights", -1.0, {}),
+    "teacher_model": ("weights", TAUGHT, {}),
+    "distill_alpha": ("weights", 0.9, {}),
+    "distill_temperature": ("weights", 2.0, {"opd_loss": "full"}),
+    "divergence": ("weights", "jsd", {"opd_loss": "full"}),
+    "jsd_beta": ("weights", 0.1, {"divergence": "jsd", "opd_loss": "full"}),
+    "distill_top_k": ("weights", 2, {"opd_loss": "full"}),
+    "teacher_cache": ("files", CACHE, {"distill_top_k": 2}),
+    "opd_loss": ("weights", "full", {}),
+    "reward_coef": ("weights", 5.0, {}),
     "control": ("weights", "shuffle_rewards", {}),
     "save_trajectories": ("files", False, {}),
     "report_to": ("mirrored", ["tensorboard"], {}),
@@ -132,7 +163,7 @@ CASES = {
     "eval_tasks": ("metrics", 8, {"eval_steps": 1, "eval_tasks": 16}),
     "eval_env_args": ("metrics", {"levels": [2]}, {"eval_steps": 1, "eval_tasks": 16}),
     "debug_mode": ("files", True, {}),
-    "debug_interval": ("debug", 1, {"debug_mode": True}),
+    "debug_interval": ("debug", 1, {"debug_mode": True, "learning_rate": 1e-5}),
     "sync_ref_model": ("files", True, {"beta": 0.5}),
     "ref_model_sync_steps": ("weights", 1, FOLLOWING | {"ref_model_sync_steps": 2}),
     "ref_model_mixup_alpha": ("weights", 0.1, FOLLOWING | {"ref_model_sync_steps": 1}),
@@ -140,7 +171,7 @@ CASES = {
 #: Added to the tiny model's template, which knows no thinking.
 THINKING = "{% if add_generation_prompt and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 CLOCK = {"step_time", "time/rollout", "time/eval"}
-FIRST = ("grpo", "ppo", "sft", "cispo")
+FIRST = ("grpo", "ppo", "sft", "cispo", "dpo", "simpo", "kto", "distill", "opd", "reward")
 
 
 def quick(algo, key):
@@ -158,12 +189,19 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def mixed_file(tmp_path_factory):
-    """Episodes that answer 7 to "What is 3 + b?" and 12 to "What is 4 + b?": few are right, not all equally long."""
-    path = tmp_path_factory.mktemp("mixed") / "guesses.jsonl"
-    guess = FunctionAgent(lambda messages: "7" if int(messages[-1]["content"][len("What is ")]) % 2 else "12")
-    with TrajectoryWriter(path) as writer:
-        for trajectory in rollout("gymtune/Arithmetic-v0", guess, 60):
-            writer.append(trajectory)
+    """Groups of 3 episodes that guess: half of them are right, not all are equally long. Beside it held-out ones."""
+    path, rng = tmp_path_factory.mktemp("mixed") / "guesses.jsonl", Random(0)
+
+    def guess(messages):
+        a, b = map(int, re.findall(r"\d+", messages[-1]["content"]))
+        return str(a + b) if rng.random() < 0.5 else rng.choice(("7", "12"))
+
+    for file, count, args in ((path, 20, {}), (path.with_name("held_out.jsonl"), 6, {"levels": [2]})):
+        with TrajectoryWriter(file) as writer:
+            for trajectory in rollout(
+                "gymtune/Arithmetic-v0", FunctionAgent(guess), count, num_generations=3, env_args=args
+            ):
+                writer.append(trajectory)
     return path
 
 
@@ -181,15 +219,20 @@ def outcome(taught_model, tiny_model, tiny_renderer, mixed_file, tmp_path_factor
     plain = update_module.hidden_states
 
     def run(algo, **changes):
+        where = tmp_path_factory.mktemp("options") / "run"
+        named = {TINY: str(tiny_model), MIXED: str(mixed_file), TAUGHT: str(taught_model), CACHE: str(where / "cache")}
+        changes = {key: named.get(value, value) if isinstance(value, str) else value for key, value in changes.items()}
         source = {"data": str(mixed_file), "batch_size": 8}
-        if algo != "sft":
+        if "env" in PRESETS[algo].reads and "data" not in changes:
             source = {"env": "gymtune/Arithmetic-v0", "prompts_per_step": 4, "num_generations": 4}
             source |= {"max_completion_length": 4}
         if "trajectories" in changes:
             source = {"prompts_per_step": 4}
-        where = tmp_path_factory.mktemp("options") / "run"
+        if "teacher_model" in PRESETS[algo].reads:
+            source["teacher_model"] = str(tiny_model)
         base = {"model": str(taught_model), "output_dir": str(where), "max_steps": 2, "learning_rate": 0.01}
-        changes = {key: str(tiny_model) if value == TINY else value for key, value in changes.items()}
+        if "data" in source and changes.get("eval_steps"):
+            source["eval_data"] = str(mixed_file.with_name("held_out.jsonl"))
         forwards.clear()
         layers.clear()
         passes.clear()
@@ -267,7 +310,7 @@ def test_an_option_changes_something(outcome, algo, key):
 
 
 def outcome_error(algo, changes):
-    source = {"data": "d"} if algo == "sft" else {"env": "E-v0"}
+    source = {"env": "E-v0"} if "env" in PRESETS[algo].reads else {"data": "d"}
     with pytest.raises(ConfigError) as caught:
         TrainConfig(algo=algo, model="m", output_dir="o", **source, **changes)
     return str(caught.value)
@@ -304,7 +347,8 @@ def test_the_commands_in_the_docs_are_accepted():
     commands = re.findall(r"`(?:gymtune train )?--algo (\w+)((?: --set [\w=.]+)*)`", page.read_text(encoding="utf-8"))
     assert len(commands) >= 4
     for algo, sets in commands:
-        source = {"data": "d"} if algo == "sft" else {"env": "E-v0"}
+        source = {"env": "E-v0"} if "env" in PRESETS[algo].reads else {"data": "d"}
+        source |= {"teacher_model": "t"} if "teacher_model" in PRESETS[algo].reads else {}
         options = {"model": "m", "output_dir": "o"} | source
         if (algo, sets) == ("cispo", " --set averaging=constant"):  # the page says that it is refused
             with pytest.raises(ConfigError, match="pins it"):

@@ -85,7 +85,7 @@ def test_everything_that_is_given_is_looked_at(config, tmp_path):
 
 def test_what_was_read_is_kept(config, sums_file, tiny_model):
     found = preflight(config("sft", data=str(sums_file)))
-    assert len(found.dataset.items) == 400
+    assert len(found.dataset.everything()) == 400
     assert found.renderer.tokenizer.name_or_path == str(tiny_model)
     assert said(found, "data") == "400 episodes"
 
@@ -211,6 +211,64 @@ def test_a_reward_server_has_to_answer(config):
 )
 def test_each_fault_has_its_name(config, changes, what, message):
     assert message in wrong(preflight(config(**changes)))[what]
+
+
+# -- files to learn from -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def learn(tiny_model, tmp_path):
+    """Make a config that learns from rows; several values of `margin` make several pairs."""
+
+    def make(algo, rows, **changes):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return TrainConfig(algo=algo, model=str(tiny_model), output_dir=str(tmp_path / "r"), data=str(path), **changes)
+
+    return make
+
+
+def pairs(*margins):
+    rows = [{"prompt": f"q{n}", "chosen": "a", "rejected": "b", "margin": margin} for n, margin in enumerate(margins)]
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("algo", "changes", "told"),
+    [
+        ("dpo", {}, "2 pairs"),
+        ("kto", {}, "2 good and 2 bad replies"),
+        ("sft", {}, "2 chosen replies"),
+        ("reward", {"margin": "column"}, "2 pairs of whole conversations"),
+    ],
+)
+def test_what_a_file_is_for_an_algorithm(learn, algo, changes, told):
+    found = preflight(learn(algo, pairs(1, 0.5), **changes))
+    assert (said(found, "data"), wrong(found)) == (told, {})
+    assert [finding.came for finding in found.findings if finding.what == "data options"] == list(changes)
+
+
+@pytest.mark.parametrize(
+    ("algo", "changes"),
+    [
+        ("dpo", {"pairs": "all"}),
+        ("reward", {"ties": "half"}),
+        ("kto", {"label_threshold": 0.5}),
+        ("sft", {"min_reward": 1.0, "best_of": 2}),
+    ],
+)
+def test_an_option_that_a_file_leaves_nothing_to_say_is_refused(learn, algo, changes, sampled_file, taught_model):
+    came = wrong(preflight(learn(algo, pairs(1, 2), **changes)))["data options"]
+    assert came.startswith(f"{', '.join(changes)}: read of the rewards of episodes alone, and ")
+    assert came.endswith("is of the kind preference")
+    changes |= {"data": str(sampled_file), "model": str(taught_model)}
+    assert "data options" not in wrong(preflight(learn(algo, []).model_copy(update=changes)))
+
+
+def test_margins_that_are_not_there_are_told_with_their_lines(learn):
+    found = preflight(learn("reward", pairs(1, None, 2, "3", True), margin="column"))
+    assert wrong(found)["data options"].endswith("wants a number in the column margin, not so on lines 2, 4, 5")
+    assert wrong(preflight(learn("reward", pairs(1, None)))) == {}
 
 
 # -- all at once -------------------------------------------------------------------------------------------------------

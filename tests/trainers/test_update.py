@@ -475,9 +475,9 @@ def test_kl_reaches_groups_of_equal_rewards(decoder, config, trajectories, rows_
 
 
 def test_beta_and_reference_go_together(decoder, config):
-    with pytest.raises(ConfigError, match=r"beta is 0.1 and the reference model is NoneType"):
+    with pytest.raises(ConfigError, match=r"beta 0.1 looks at the model unused, and the reference is NoneType"):
         updater_of(decoder(), config(beta=0.1))
-    with pytest.raises(ConfigError, match=r"beta is 0.0 and the reference model is Decoder"):
+    with pytest.raises(ConfigError, match=r"beta 0.0 looks at the model None, and the reference is Decoder"):
         updater_of(decoder(), config(), decoder())
 
 

@@ -128,6 +128,11 @@ def test_trajectories(tmp_path: Path) -> None:
     value = json.loads(path.read_text().splitlines()[0])
     assert [*record.prompt, *record.reply("good")] == value["messages"]
     assert (list(record.tools), record.gt) == (json.loads(value["tools"]), value["gt"])
+    broken = value | {
+        "messages": [*value["messages"][:2], value["messages"][2] | {"tool_calls": []}, *value["messages"][3:]]
+    }
+    path.write_text(json.dumps(broken))
+    assert validate(path).ok  # the result of a call whose markup was broken answers no call, and is no fault
     value |= {"tokens": [1], "success": None, "schema_version": 2}
     path.write_text(json.dumps(value))
     found = [(fault.path, fault.wanted, fault.came) for fault in validate(path).faults]
