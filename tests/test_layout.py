@@ -19,7 +19,7 @@ HEAVY = {"torch", "transformers", "tokenizers"}
 LIGHT = ("gymtune", "gymtune.tools", "gymtune.rewards", "gymtune.envs", "gymtune.cli")  # import nothing heavy
 LIGHT_FILES = ("gymtune.trainers.config",)
 MAX_FILE, MAX_FUNCTION, MAX_NESTING = 350, 60, 4
-MAX_CLI = 800  # lists of options: one command after another, each with a body of a few lines
+MAX_CLI = 900  # lists of options: one command after another, each with a body of a few lines
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -288,7 +288,7 @@ def test_a_breach_is_seen(rule: Rule) -> None:
 def test_more_breaches_are_seen() -> None:
     deep = "def f(a):\n" + "".join(f"{'  ' * n}if a:\n" for n in range(1, 6)) + "  " * 6 + "pass"
     assert sizes(build({"tools/a.py": deep})) == ["gymtune.tools.a.f has 5 levels, 4 are allowed"]
-    assert sizes(build({"cli.py": "\n" * 801})) == ["gymtune.cli has 801 lines, 800 are allowed"]
+    assert sizes(build({"cli.py": "\n" * 901})) == ["gymtune.cli has 901 lines, 900 are allowed"]
     assert light(build({"trainers/config.py": "import torch"})) == ["gymtune.trainers.config:1 imports torch"]
     assert light(build({"envs/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"})) == []
     assert sizes(build({"tools/a.py": "\n" * 351})) == ["gymtune.tools.a has 351 lines, 350 are allowed"]
