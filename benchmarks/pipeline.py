@@ -27,6 +27,9 @@ from demo import ENV, evaluation, free_folder, percent
 
 from gymtune import cli
 
+READS, EPISODE = 4096, 1024
+"""What the models read, and how long an episode of PPO and GRPO may be: a reward model also reads the tool's last, long
+answer, which ended the episode."""
 STAGES = ("sft", "dpo", "ppo", "grpo")
 MODELS = {"sft": "sft/full_sft", "reward": "reward/reward", "dpo": "dpo/dpo", "ppo": "ppo/ppo_actor"}
 FULL: Mapping[str, Any] = {
@@ -77,6 +80,7 @@ class Pipeline:
         """A model of random weights imitates the script that knows the gold."""
         out, size = self.out, self.size
         shape = ("--hidden-size", size["width"], "--intermediate-size", 3 * size["width"])
+        shape = (*shape, "--max-position-embeddings", READS)
         gymtune("models", "init", "--out", out / "base", "--env", size["env"], "--seed", self.seed, *shape)
         gymtune(
             "rollout", "--env", size["env"], "--agent", "scripted", "-n", size["experts"], "--out", out / "expert.jsonl"
@@ -113,7 +117,7 @@ class Pipeline:
             "ppo", self.model("sft"), "--env", self.size["env"], "--reward-model", self.model("reward"),
             "--reward", "gt=0", "--prompts-per-step", 8 * self.size["prompts"], "--learning-rate", 3e-4, "--lam", 1.0,
             "--set", "critic_learning_rate=1e-3", "--set", "mini_batches=2", "--max-completion-length", 32,
-            "--set", "save_trajectories=false",
+            "--set", f"max_model_length={EPISODE}", "--set", "save_trajectories=false",
         )  # fmt: skip
 
     def grpo(self) -> None:
@@ -121,7 +125,8 @@ class Pipeline:
         self.train(
             "grpo", self.model("sft"), "--env", self.size["env"], "--prompts-per-step", self.size["prompts"],
             "--num-generations", 8, "--learning-rate", 3e-4, "--epsilon-high", 0.28, "--set", "averaging=token_mean",
-            "--set", "mini_batches=2", "--max-completion-length", 32, "--set", "save_trajectories=false",
+            "--set", "mini_batches=2", "--max-completion-length", 32, "--set", f"max_model_length={EPISODE}",
+            "--set", "save_trajectories=false",
         )  # fmt: skip
 
     def train(self, algo: str, model: Path, *words: object) -> None:

@@ -56,22 +56,23 @@ def look_at_model(path: Path) -> ModelFacts:
     role, start = str(record.get("prefix", "base")), record.get("base_model")
     final = (record.get("success") or {}).get("final") or {}
     try:
-        told, parameters = _inspect(path, role)
+        role, told, parameters = _inspect(path, role)
     except GymtuneError as error:
         return ModelFacts(str(path), role, str(error), fault=True, start=start)
     return ModelFacts(str(path), role, told, parameters=parameters, start=start, success=final.get("success"))
 
 
-def _inspect(path: Path, role: str) -> tuple[str, int]:
+def _inspect(path: Path, role: str) -> tuple[str, str, int]:
+    """Return the role of a folder, what there is to tell of it, and its parameters. Raises ModelError."""
+    from ..agents.models.classifier import classifier_outline, is_classifier
     from ..agents.models.inspection import inspect_model
 
-    if role == "reward":  # its head is a scorer's, and what loads it is `--reward-model`
-        from ..agents.models.checkpoint import weight_shapes
-
-        count = len(weight_shapes(path))
-        return f"reward model, {count} tensors", 0
+    if role == "reward" or is_classifier(path):
+        shape = classifier_outline(path).config
+        told = f"width {shape.hidden_size}, {shape.num_hidden_layers} layers, context {shape.max_position_embeddings}"
+        return "reward", f"reward model, {shape.model_type}, {told}", 0
     facts = inspect_model(path)
-    return str(facts), facts.parameters
+    return role, str(facts), facts.parameters
 
 
 def find_models(folder: Path) -> list[ModelFacts]:

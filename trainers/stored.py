@@ -59,7 +59,7 @@ class StoredFile:
         self.lines: dict[str, int] = {}
         self.left_out: Counter[str] = Counter()
         self.unanswered = 0
-        self._long: dict[str, int] = {}
+        self._most, self._long = 0, dict[str, int]()  # tokens that the model takes, and of what is longer
         faults: list[str] = []
         found = numbered_trajectories(path) if self.kind == "trajectories" else self._of_records()
         for line, episode in found:

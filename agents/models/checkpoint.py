@@ -164,9 +164,7 @@ def _read(file: Path, wanted: set[str], dtype: torch.dtype, device: torch.device
     return weights
 
 
-def refuse_misfits(
-    folder: Path, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
-) -> None:
+def refuse_misfits(folder: Path, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
     """Raise ModelError listing every tensor that is missing, unexpected or of another shape."""
     if faults := misfits(wanted, found):
         raise ModelError(f"{folder}: weights do not fit config.json: {_listed(faults)}. Mend the config or the file.")

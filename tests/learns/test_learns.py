@@ -133,7 +133,7 @@ def test_on_policy_distillation_without_a_loss_learns_nothing(run, guesser, teac
 
 
 def reward(run, fresh, opinions):
-    """Learn a reward model from pairs; return the lines of metrics, the last one of pairs that were held out."""
+    """Learn a reward model from pairs; return the lines of metrics, the last with those of pairs that were held out."""
     files = {"data": str(opinions["pairs"]), "eval_data": str(opinions["held_out"]), "eval_steps": 120}
     return run(algo="reward", model=str(fresh), max_steps=120, batch_size=32, learning_rate=3e-3, **files)[1]
 

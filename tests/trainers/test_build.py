@@ -18,7 +18,7 @@ from gymtune.trainers.presets import PRESETS
 
 CLOCK = {"step_time", "time/rollout", "time/eval"}
 ROUNDING = 1e-6  # float32, sums in another order
-ONLINE = [name for name, preset in PRESETS.items() if "trajectories" in preset.reads]
+ONLINE = sorted(algo for algo, preset in PRESETS.items() if "trajectories" in preset.reads)
 SAMPLED = {"env": "gymtune/Arithmetic-v0", "prompts_per_step": 4, "num_generations": 4, "max_completion_length": 4}
 
 

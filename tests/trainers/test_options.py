@@ -12,13 +12,13 @@ import gymnasium
 import pytest
 import torch
 
-from gymtune.agents import FunctionAgent, Renderer, Sampling, TrajectoryWriter, rollout
+from gymtune.agents import FunctionAgent, Renderer, Sampling, TrajectoryWriter, read_trajectories, rollout
 from gymtune.agents import torch_engine as engine_module
 from gymtune.agents.loading import load_agent
 from gymtune.agents.models import decoder as decoder_module
 from gymtune.envs import ChatEnv, Task
 from gymtune.rewards.components import Component
-from gymtune.tools.errors import ConfigError
+from gymtune.tools.errors import ConfigError, DataError
 from gymtune.tools.messages import user
 from gymtune.trainers import TrainConfig, resolve, train
 from gymtune.trainers import update as update_module
@@ -33,8 +33,8 @@ FOLLOWING = {"beta": 0.5, "sync_ref_model": True}
 PAID = {"reward_coef": 1.0}
 #: Stands for the folder of the tiny model, which is known to the tests alone.
 TINY = "the tiny model"
-#: Stands for the file of the tests.
-MIXED = "the mixed file"
+#: Stand for the file of the tests, the same with an episode that is too long, and one of other held-out episodes.
+MIXED, LONG, HELD = "the mixed file", "the file with a long one", "the other held-out file"
 #: Stand for the folder of the model that is trained, and for one in that of the run.
 TAUGHT, CACHE = "the taught model", "a cache"
 
@@ -83,6 +83,9 @@ CASES = {
     "device": ("error", "cuda", {}),
     "batch_size": ("metrics", 7, {"data": MIXED}),
     "min_reward": ("weights", 0.5, {}),
+    "best_of": ("weights", 1, {}),
+    "drop_long": ("error", False, {"data": LONG, "drop_long": True}),
+    "eval_data": ("metrics", HELD, {"data": MIXED, "eval_steps": 1}),
     "env": ("metrics", "gymtune/Calculator-v0", {}),
     "env_args": ("weights", {"levels": [2]}, {}),
     "prompts_per_step": ("metrics", 6, {}),
@@ -196,12 +199,16 @@ def mixed_file(tmp_path_factory):
         a, b = map(int, re.findall(r"\d+", messages[-1]["content"]))
         return str(a + b) if rng.random() < 0.5 else rng.choice(("7", "12"))
 
-    for file, count, args in ((path, 20, {}), (path.with_name("held_out.jsonl"), 6, {"levels": [2]})):
+    held = {"held_out.jsonl": {"levels": [2]}, "other.jsonl": {"levels": [2], "seed": 1}}
+    for file, count, args in ((path, 20, {}), *((path.with_name(name), 6, args) for name, args in held.items())):
         with TrajectoryWriter(file) as writer:
             for trajectory in rollout(
                 "gymtune/Arithmetic-v0", FunctionAgent(guess), count, num_generations=3, env_args=args
             ):
                 writer.append(trajectory)
+    long = list(read_trajectories(path))[-1]
+    long.trajectory_id, long.turns[0].text, long.turns[0].reward = "long", "7 " * 600, -1.0  # the worst of its group
+    path.with_name("long.jsonl").write_text(path.read_text() + long.to_json() + "\n")
     return path
 
 
@@ -221,6 +228,7 @@ def outcome(taught_model, tiny_model, tiny_renderer, mixed_file, tmp_path_factor
     def run(algo, **changes):
         where = tmp_path_factory.mktemp("options") / "run"
         named = {TINY: str(tiny_model), MIXED: str(mixed_file), TAUGHT: str(taught_model), CACHE: str(where / "cache")}
+        named |= {LONG: str(mixed_file.with_name("long.jsonl")), HELD: str(mixed_file.with_name("other.jsonl"))}
         changes = {key: named.get(value, value) if isinstance(value, str) else value for key, value in changes.items()}
         source = {"data": str(mixed_file), "batch_size": 8}
         if "env" in PRESETS[algo].reads and "data" not in changes:
@@ -240,7 +248,7 @@ def outcome(taught_model, tiny_model, tiny_renderer, mixed_file, tmp_path_factor
         mirrored.clear()
         try:
             folder = train(TrainConfig(algo=algo, **(base | source | changes)))
-        except ConfigError as error:
+        except (ConfigError, DataError) as error:
             return {"error": str(error)}
         lines = [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines()]
         return {

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import typer.main
 
 from gymtune import cli
@@ -18,7 +19,7 @@ from gymtune.trainers import TrainConfig, resolve
 from gymtune.trainers.loop import PREFIXES as LOOP_PREFIXES
 from gymtune.trainers.plan import Plan, make_plan, shell
 from gymtune.trainers.plan_files import FileFacts, is_sampled, look_at_file
-from gymtune.trainers.plan_models import ModelFacts
+from gymtune.trainers.plan_models import ModelFacts, look_at_model
 from gymtune.trainers.plan_routes import by_reason, routes, wanted
 from gymtune.trainers.plan_stages import PREFIXES, Seen, Stage, stages
 from gymtune.trainers.preflight import preflight
@@ -240,6 +241,27 @@ def test_after_sft_and_after_a_stop(tmp_path: Path, tiny_model: Path, sums_file:
     ]
     assert stopped.next is not None
     assert stopped.next.command[-1] == str(folder / "sft-2")  # the folder of the stopped run is not taken
+
+
+def test_a_reward_model_is_told_from_a_model_that_speaks(tmp_path: Path, tiny_model: Path):
+    """By its weights, wherever it lies; a folder that says so and has none is torn."""
+    from gymtune.agents.models import load_model
+    from gymtune.agents.models.classifier import save_classifier
+
+    scorer = tmp_path / "scorer"
+    model = load_model(tiny_model)
+    save_classifier(model, torch.zeros(1, 32), scorer, tiny_model, set())
+    assert look_at_model(scorer).role == "reward"
+    assert look_at_model(scorer).told.startswith("reward model, qwen3, width 32, 2 layers")
+    plan = make_plan(tmp_path, model=str(scorer))
+    assert [came for _, came, _ in plan.seen.faults] == ["a reward model, which says nothing by itself"]
+    assert {stage.name: stage.writes for stage in make_plan(tmp_path).stages}["reward"] == str(scorer)
+    run = tmp_path / "run"
+    shutil.copytree(tiny_model, run / "reward")
+    (run / "handoff.json").write_text(json.dumps({"prefix": "reward", "folder": "reward", "base_model": "m"}))
+    torn = look_at_model(run / "reward")
+    assert torn.fault
+    assert "score.weight" in torn.told
 
 
 def seen(*files: FileFacts, models: Sequence[ModelFacts] = (), **changes: object) -> Seen:
