@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from gymtune.tools.errors import ConfigError
 from gymtune.trainers.config import Resolved, TrainConfig, resolve
-from gymtune.trainers.presets import DISTILL, FILE, PRESETS, SAMPLED
+from gymtune.trainers.presets import DISTILL, FILE, PRESETS, SAMPLED, SERVERS
 
 NEEDED = {
     algo: {"model": "m", "output_dir": "o"}
@@ -332,6 +332,7 @@ def test_table_shows_what_is_read_and_is_toml(algo, source, toml):
     idle = {key for key, is_idle in IDLE.items() if is_idle(resolved.config)}
     if algo == "opd":  # the teacher judges sampled tokens, and rewards teach nothing
         idle |= DISTILL - {"teacher_model"} | {"scale_rewards", "min_group_size", "overlong_buffer"}
+    idle |= SERVERS  # backend is torch
     if algo in EITHER:
         idle |= SAMPLED - {"eval_steps"} if source else FILE | {"eval_data"}
     assert {key for key, _, _ in rows} == PRESETS[algo].reads - idle

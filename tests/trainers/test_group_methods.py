@@ -204,7 +204,8 @@ def tokens():
     old = torch.tensor([-1.0, -0.5, -2.0, -0.7, -0.2], dtype=torch.float64)
     change = torch.tensor([0.3, -0.4, 0.25, -0.5, -0.3], dtype=torch.float64)
     advantages = torch.tensor([1.5, 1.5, 1.5, -2.0, -2.0], dtype=torch.float64)
-    return TokenBatch((old + change).requires_grad_(), old, advantages, torch.tensor([0, 0, 0, 1, 1]))
+    row = torch.tensor([0, 0, 0, 1, 1])
+    return TokenBatch((old + change).requires_grad_(), old, advantages, row, row, row, torch.full_like(old, math.nan))
 
 
 def slow_loss(algo, settings, tokens):
@@ -257,7 +258,8 @@ def test_the_higher_bound_lets_unlikely_tokens_rise(config):
     """DAPO's clip-higher: between 1.2 and 1.28 a token that was good still gets its gradient."""
     old = torch.zeros(1, dtype=torch.float64)
     new = torch.tensor([math.log(1.25)], dtype=torch.float64, requires_grad=True)
-    tokens = TokenBatch(new, old, torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64))
+    row = torch.zeros(1, dtype=torch.int64)
+    tokens = TokenBatch(new, old, torch.ones(1, dtype=torch.float64), row, row, row, torch.full_like(old, math.nan))
     for algo, gradient in (("dapo", -1.25), ("dr_grpo", 0.0)):
         loss = ALGORITHMS[algo](config(algo)).loss(tokens).loss
         assert torch.autograd.grad(loss.sum(), new)[0].item() == pytest.approx(gradient, rel=FP64)
