@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -65,6 +66,15 @@ Concurrency = Annotated[int, typer.Option(min=1, help="Episodes at once.")]
 Device = Annotated[str | None, typer.Option(show_default="cpu", help="cpu, cuda or cuda:N.")]
 Dtype = Annotated[str | None, typer.Option(show_default="float32", help="float32, bfloat16 or float16.")]
 MaxCache = Annotated[int | None, typer.Option("--max-cache-tokens", min=2, help="Bound of the sampler's cache.")]
+Servers = Annotated[
+    list[str],
+    typer.Option(
+        "--sglang-url",
+        default_factory=list,
+        show_default=False,
+        help="SGLang server to sample with; again for more. --model then names its tokenizer and config.",
+    ),
+]
 LayersOption = Annotated[
     str | None,
     typer.Option("--layers", show_default="packed", help="packed (fast on a CPU), plain, compiled or deterministic."),
@@ -82,6 +92,7 @@ def rollout(
     env_arg: EnvArgs,
     chat_template_arg: TemplateArgs,
     reward: Rewards,
+    sglang_url: Servers,
     out: Annotated[Path, typer.Option(help="Trajectory file (JSONL); its config is written beside it.")],
     data: EnvData = None,
     reward_model: RewardModel = None,
@@ -119,8 +130,8 @@ def rollout(
     env_args, template = _env_args(env_arg, data, reward), _template_args(chat_template_arg)
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     sampling |= {"max_new_tokens": max_completion_length, "min_p": min_p, "stop": tuple(stop) or None}
-    placing = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
-    placing |= {"max_cache_tokens": max_cache_tokens, "layers": layers}
+    placing: dict[str, Any] = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
+    placing |= {"max_cache_tokens": max_cache_tokens, "layers": layers, "sglang_url": sglang_url or None}
     drawn = _sampling(sampling) if agent == "model" else None
     wanted: dict[str, Any] = {"env": env, "env_args": env_args, "agent": agent, "model": model, "n": n}
     wanted |= {"num_generations": num_generations, "seed": seed, "sampling": drawn, "chat_template_kwargs": template}
@@ -176,6 +187,15 @@ def train(
     context: typer.Context,
     *,
     algo: Annotated[str, typer.Option(help=f"{_ALGOS}. Brings a preset.")],
+    sglang_url: Annotated[
+        list[str],
+        typer.Option(default_factory=list, show_default=False, help="SGLang server to sample with; again for more."),
+    ],
+    sglang: Annotated[
+        Literal["launch"] | None, typer.Option(help="launch: start a server for this run, and end it with the run.")
+    ] = None,
+    sglang_python: Annotated[str | None, typer.Option(help="Python that has sglang, for the server.")] = None,
+    backend: Annotated[str | None, typer.Option(help="torch or sglang: what samples.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder to start from.")] = None,
     output_dir: Annotated[str | None, typer.Option("--output", help="Folder of the run.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with any of the keys.")] = None,
@@ -233,6 +253,10 @@ def train(
     options = {key: value for key, value in given.items() if key in TrainConfig.model_fields and key != "algo"}
     from .envs.arguments import parse_rewards
 
+    if sglang is not None:
+        options["sglang_launch"] = True
+    if sglang is not None or sglang_url:
+        options.setdefault("backend", "sglang")
     preset, weights = parse_rewards(reward)
     options |= {"reward_weights": weights} if weights else {}
     sets = [*set_, *(f"env_args.{item}" for item in env_arg)]
@@ -269,6 +293,7 @@ def evaluate(
     env_arg: EnvArgs,
     chat_template_arg: TemplateArgs,
     reward: Rewards,
+    sglang_url: Servers,
     model: Annotated[list[str], typer.Option(help="Model folder; give it again for a second one.")],
     data: EnvData = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Tasks, from the first on.")] = 200,
@@ -308,6 +333,7 @@ def evaluate(
     placing: dict[str, Any] = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
     template = _template_args(chat_template_arg)
     placing |= {"max_cache_tokens": max_cache_tokens, "layers": layers, "chat_template_kwargs": template}
+    placing["sglang_url"] = sglang_url or None
     found: dict[str, dict[str, Evaluation]] = {}
     asked: dict[str, Any] = {"env": env, "env_args": env_args, "n": n, "seed": seed, "chat_template_kwargs": template}
     asked["sampling"] = {mode: drawn.model_dump() for mode, drawn in modes.items()}
@@ -490,6 +516,52 @@ def smoke(
         print(f"sampled {shown}; scored again {trial.gap:.1g} apart; nothing was changed on it")
     if not all(result.holds for result in results):
         raise typer.Exit(1)
+
+
+@app.command()
+def serve(
+    *,
+    arg: Annotated[
+        list[str],
+        typer.Option(help="One more flag of SGLang's; again for more.", default_factory=list, show_default=False),
+    ],
+    model: Annotated[Path | None, typer.Option(help="Model folder to serve.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 30000,
+    host: Annotated[str, typer.Option(help="Address to listen at; others than loopback let others in.")] = "127.0.0.1",
+    python: Annotated[str | None, typer.Option(help="Python that has sglang (default: this one).")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    log: Annotated[Path, typer.Option(help="File that its output goes to.")] = Path("sglang.log"),
+    print_: Annotated[bool, typer.Option("--print", help="Print the command; run nothing.")] = False,
+    end_left: Annotated[bool, typer.Option("--end-leftovers", help="End servers whose owner is gone, first.")] = False,
+) -> None:
+    """Start an SGLang server, watch it and end it with this command.
+
+    Ctrl-C ends it. One that dies is started again.
+    """
+    from .agents.models.inspection import inspect_model
+    from .agents.sglang.launch import Server, check_python, server_command
+    from .agents.sglang.leftovers import end_leftovers, leftovers
+
+    for record in end_leftovers() if end_left else leftovers():
+        print(f"serve: {'ended' if end_left else 'left over, --end-leftovers ends it'}: {record}", file=sys.stderr)
+    if model is None:
+        if end_left:
+            return
+        raise typer.BadParameter("--model is missing: a model folder")
+    inspect_model(model)
+    command = server_command(
+        model, python=python or sys.executable, port=port, host=host, device=device, dtype=dtype, args=arg
+    )
+    if print_:
+        print(shlex.join(command))
+        return
+    version = check_python(python or sys.executable)
+    with Server(command, host=host, port=port, model=model, log=log) as server:
+        print(f"SGLang {version} serves {model} at {server.url}; its log is {log}; Ctrl-C ends it", flush=True)
+        server.wait()
+    if server.fault is not None:
+        raise server.fault
 
 
 @models_app.command("init")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ..tools.errors import ConfigError, closest
 from .agent import ModelAgent
+from .backend import Backend
 from .models import LanguageModel, check_vocabulary, load_any
 from .renderer import Renderer
 from .store import describe
@@ -35,15 +36,36 @@ def load_agent(
 ) -> ModelAgent:
     """Return the policy of a model folder, ready for `concurrency` episodes at once; `engine` goes to `TorchEngine`.
 
+    With `sglang_url` among them, the servers at these addresses sample, with the weights that they have; of the folder, tokenizer
+    and config alone are read. `agent.backend.close()` gives the connections back.
+
     Raises ModelError for a folder that is no model, ConfigError for a device or dtype that is not there and an argument
     that the chat template does not read.
     """
     use_threads(torch_threads)
+    if urls := engine.pop("sglang_url", ()):
+        return ModelAgent(_served(folder, urls, engine), _renderer(folder, chat_template_kwargs), sampling)
     model = place_model(folder, device=device, dtype=dtype)
-    renderer = Renderer.from_folder(folder, template_options=chat_template_kwargs)
+    renderer = _renderer(folder, chat_template_kwargs)
     check_vocabulary(len(renderer.tokenizer), model.config, str(folder))
     backend = TorchEngine(model, max_sequences=min(concurrency, _MOST_SEQUENCES), **engine)
     return ModelAgent(backend, renderer, sampling)
+
+
+def _renderer(folder: str | Path, chat_template_kwargs: Mapping[str, Any] | None) -> Renderer:
+    return Renderer.from_folder(folder, template_options=chat_template_kwargs)
+
+
+def _served(folder: str | Path, urls: Sequence[str], engine: Mapping[str, Any]) -> Backend:
+    """Return the servers as a backend. Raises ConfigError for an option that is of the torch engine alone."""
+    from .models.inspection import inspect_model
+    from .sglang import Servers, SGLangEngine
+
+    if idle := engine.keys() - {"max_model_length"}:
+        raise ConfigError(f"{min(idle)} is of the torch engine; servers have their own: leave it out")
+    facts = inspect_model(Path(folder))
+    longest = engine.get("max_model_length") or facts.context
+    return SGLangEngine(Servers(urls), vocab_size=facts.vocab_size, max_model_length=longest)
 
 
 def place_model(folder: str | Path, *, device: str = "cpu", dtype: str = "float32") -> LanguageModel:

@@ -13,6 +13,7 @@ from ..agents.torch_engine import TorchEngine
 from .config import TrainConfig
 
 _MOST_SEQUENCES = 256
+_LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def make_backend(config: TrainConfig, model: LanguageModel, stack: ExitStack) -> Backend:
@@ -45,14 +46,21 @@ def _start(config: TrainConfig, sequences: int, stack: ExitStack) -> str:
     server = launch(
         Path(config.model),
         python=config.sglang_python,
-        args=config.sglang_args,
+        args=["--max-running-requests", str(sequences), *_lora_flags(config), *config.sglang_args],
         device=config.device,
         dtype=config.dtype,
         log=run.with_name(f"{run.name}.sglang.log"),
-        lora=config.weight_sync == "adapter",
-        max_running=sequences,
     )
     return stack.enter_context(server).url
+
+
+def _lora_flags(config: TrainConfig) -> list[str]:
+    """Return what lets a server take the run's adapters: the one it samples with and the one before it."""
+    if config.weight_sync != "adapter":
+        return []
+    backend = ["--lora-backend", "torch_native"] if config.device == "cpu" else []
+    flags = ["--enable-lora", "--max-lora-rank", str(config.lora_r), "--max-loras-per-batch", "2"]
+    return [*flags, *backend, "--lora-target-modules", *_LORA_TARGETS]
 
 
 def _over_servers(config: TrainConfig, model: LanguageModel, urls: list[str], stack: ExitStack) -> Backend:

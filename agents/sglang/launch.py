@@ -1,0 +1,252 @@
+"""A server of one's own: its command, its start, its watch, its end.
+
+It runs in a session of its own, so that Ctrl-C ends it through its owner and in order, and so that all of its processes
+(SGLang makes two more) can be ended together. It is written down while it lives (`leftovers`), for an owner that is
+killed can end nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from types import FrameType, TracebackType
+from typing import Any, Final, Self
+
+import httpx
+
+from ...tools.errors import ConfigError
+from .errors import LaunchFailed
+from .leftovers import end_group, forget, write_down
+
+START_SECONDS: Final = 300.0
+_JOIN_SECONDS = 15.0  # until the watcher is given up
+_QUICK_SECONDS, _QUICK_DEATHS = 120.0, 3  # so many deaths within so long, and it is not started again
+_WATCH_SECONDS = 1.0
+_LAST_LINES = 12  # of the log, in an error
+
+_CPU_FLAGS: Final = (
+    *("--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph"),
+    *("--grammar-backend", "none", "--mem-fraction-static", "0.1", "--max-total-tokens", "65536"),
+    "--sleep-on-idle",  # an idle scheduler takes a whole core otherwise
+)
+_MENDS: Final = {
+    "address already in use": "another program has the port: give another one",
+    "out of memory": "the model and its cache do not fit: give --mem-fraction-static or a smaller model",
+    "No module named": "its Python lacks a package: install sglang there as its own guide says",
+    "Unsupported architectures": "this SGLang does not know the model: take a newer one, or the torch backend",
+}
+"""What may stand in the log of a server that did not start -> what to do."""
+
+
+def server_command(
+    model: Path, *, python: str, port: int, host: str = "127.0.0.1", device: str = "cpu", dtype: str = "float32",
+    args: Sequence[str] = (),
+) -> list[str]:  # fmt: skip
+    """Return the command of a server on this machine; `args` come last, so they win over what stands before."""
+    kind, _, number = device.partition(":")
+    command = [python, "-m", "sglang.launch_server", "--model-path", str(model.absolute()), "--host", host]
+    command += ["--port", str(port), "--device", kind, "--dtype", dtype, "--skip-server-warmup"]
+    command += _CPU_FLAGS if kind == "cpu" else ["--base-gpu-id", number] if number else []
+    return [*command, *args]
+
+
+def check_python(python: str) -> str:
+    """Return the version of sglang that a Python has, without importing it. Raises ConfigError where it has none."""
+    ask = "from importlib.metadata import version; print(version('sglang'))"
+    try:
+        done = subprocess.run([python, "-c", ask], check=False, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"sglang_python {python}: cannot be run: {error}") from error
+    if done.returncode != 0:
+        raise ConfigError(
+            f"sglang_python {python}: it has no sglang. Install it there (`pip install sglang`, or as SGLang's guide "
+            "for your machine says), or name another Python"
+        )
+    return done.stdout.strip()
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """A server that lives within a `with` block; one that dies in the meantime is started again at the same address.
+
+    Args:
+        command: what to run; its port is `port`.
+        host: where it answers.
+        port: see `host`.
+        model: what it serves, for the record.
+        log: file that its output is appended to.
+
+    Attributes:
+        on_restart: called with the address, in a thread, when it answers again after it had died.
+
+    Entering waits until it answers. Raises LaunchFailed, with the end of its log, when it ends before or takes longer
+    than START_SECONDS.
+    """
+
+    def __init__(self, command: Sequence[str], *, host: str, port: int, model: Path, log: Path) -> None:
+        self.command, self.host, self.port, self.model, self.log = list(command), host, port, model, log
+        self.url = f"http://{host}:{port}"
+        self.on_restart: Callable[[str], None] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self._deaths: deque[float] = deque(maxlen=_QUICK_DEATHS)
+        self._ending = threading.Event()
+        self._before: dict[int, Any] = {}
+        self._watcher = threading.Thread(target=self._watch, daemon=True, name="gymtune-server")
+        self.fault: LaunchFailed | None = None
+        """Why it is not started again."""
+
+    def __enter__(self) -> Self:
+        self._before = _let_signals_end()
+        try:
+            self._start()
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it and all its processes. Nothing happens the second time."""
+        self._ending.set()
+        if self._watcher.is_alive() and threading.current_thread() is not self._watcher:
+            self._watcher.join(timeout=_JOIN_SECONDS)
+        self._end()
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def wait(self) -> None:
+        """Return when it has been given up (see `fault`) or closed."""
+        while self.fault is None and not self._ending.is_set():
+            self._ending.wait(_WATCH_SECONDS)
+
+    def _start(self) -> None:
+        quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        if "cpu" in self.command:
+            quiet["OMP_NUM_THREADS"] = "1"  # two threads that share a core are ten times slower than one
+        # Our own path of modules is not the server's: its Python may be another.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        try:
+            with self.log.open("ab") as file:
+                file.write(f"$ {shlex.join(self.command)}\n".encode())
+                file.flush()
+                self.process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env=quiet | environment,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise LaunchFailed(self.url, "", f"cannot start {self.command[0]}: {error}") from error
+        write_down(self.process.pid, self.url, self.model, self.log)
+
+    def _wait(self) -> None:
+        """Wait until it answers; say why when it never does."""
+        until = monotonic() + START_SECONDS
+        while not self._answers():
+            if self.process is None or self.process.poll() is not None:
+                raise self._failed(f"it ended with {self.process.returncode if self.process else 'no process'}")
+            if monotonic() > until:
+                raise self._failed(f"it does not answer after {START_SECONDS:g} s")
+            if self._ending.wait(0.5):
+                raise self._failed("it was closed while it started")
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/model_info", timeout=5.0, trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _failed(self, why: str) -> LaunchFailed:
+        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
+        mend = next((mend for sign, mend in _MENDS.items() if sign in text), "its log may say more")
+        end = "\n".join(text.splitlines()[-_LAST_LINES:])
+        return LaunchFailed(self.url, "", f"the server did not start, {why}: {mend}. The end of {self.log}:\n{end}")
+
+    def _watch(self) -> None:
+        """Start it again whenever it dies, unless it dies too often."""
+        while not self._ending.wait(_WATCH_SECONDS):
+            if self.process is not None and self.process.poll() is None:
+                continue
+            self._deaths.append(monotonic())
+            often = len(self._deaths) == _QUICK_DEATHS and self._deaths[-1] - self._deaths[0] < _QUICK_SECONDS
+            if often:
+                self.fault = self._failed(f"it died {_QUICK_DEATHS} times within {_QUICK_SECONDS:g} s")
+                return
+            self._end()  # what it has left of its processes
+            try:
+                self._start()
+                self._wait()
+            except LaunchFailed as error:
+                self.fault = error
+                return
+            if self.on_restart is not None:
+                self.on_restart(self.url)
+
+    def _end(self) -> None:
+        """End the whole session: ask, then kill."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        end_group(process.pid, lambda: process.poll() is not None)
+        process.wait()
+        forget(process.pid)
+
+
+def _let_signals_end() -> dict[int, Any]:
+    """Let a request to end (SIGTERM, SIGHUP) unwind the stack as Ctrl-C does, so that blocks end what they hold.
+
+    Returns the handlers that were there before. Where the program handles them itself, or in another thread than the
+    main one, nothing is changed.
+    """
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    wanted = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    return {number: signal.signal(number, end) for number in wanted}
+
+
+def launch(
+    model: Path,
+    *,
+    python: str | None = None,
+    args: Sequence[str] = (),
+    device: str = "cpu",
+    dtype: str = "float32",
+    port: int | None = None,
+    log: Path,
+) -> Server:
+    """Return a server for a model folder, not started yet; `python` is the one that has sglang (default: this one).
+
+    It listens at the loopback address alone. Raises ConfigError where that Python has no sglang.
+    """
+    python = python or sys.executable
+    check_python(python)
+    host, port = "127.0.0.1", port or free_port()
+    command = server_command(model, python=python, port=port, host=host, device=device, dtype=dtype, args=args)
+    return Server(command, host=host, port=port, model=model, log=log)
