@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -66,15 +67,9 @@ Concurrency = Annotated[int, typer.Option(min=1, help="Episodes at once.")]
 Device = Annotated[str | None, typer.Option(show_default="cpu", help="cpu, cuda or cuda:N.")]
 Dtype = Annotated[str | None, typer.Option(show_default="float32", help="float32, bfloat16 or float16.")]
 MaxCache = Annotated[int | None, typer.Option("--max-cache-tokens", min=2, help="Bound of the sampler's cache.")]
-Servers = Annotated[
-    list[str],
-    typer.Option(
-        "--sglang-url",
-        default_factory=list,
-        show_default=False,
-        help="SGLang server to sample with; again for more. --model then names its tokenizer and config.",
-    ),
-]
+Servers = Annotated[list[str], _again("--sglang-url", help="SGLang server that samples; again for more.")]
+Launch = Annotated[Literal["launch"] | None, typer.Option("--sglang", help="launch: a server of the command's own.")]
+ServerPython = Annotated[str | None, typer.Option("--sglang-python", help="Python that has sglang, for that server.")]
 LayersOption = Annotated[
     str | None,
     typer.Option("--layers", show_default="packed", help="packed (fast on a CPU), plain, compiled or deterministic."),
@@ -87,6 +82,7 @@ Threads = Annotated[int | None, typer.Option("--torch-threads", min=1, help="CPU
 
 @app.command()
 def rollout(
+    context: typer.Context,
     *,
     env: EnvOption,
     env_arg: EnvArgs,
@@ -99,6 +95,8 @@ def rollout(
     agent: Annotated[
         Literal["model", "scripted"], typer.Option(help="Who acts: a model, or the script that knows the gold.")
     ] = "model",
+    sglang: Launch = None,
+    sglang_python: ServerPython = None,
     model: Annotated[str | None, typer.Option(help="Model folder; its tokenizer renders a scripted agent.")] = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Tasks, from the first on.")] = 64,
     num_generations: Annotated[int, typer.Option(min=1, help="Episodes of each task (a group).")] = 1,
@@ -132,6 +130,7 @@ def rollout(
     sampling |= {"max_new_tokens": max_completion_length, "min_p": min_p, "stop": tuple(stop) or None}
     placing: dict[str, Any] = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
     placing |= {"max_cache_tokens": max_cache_tokens, "layers": layers, "sglang_url": sglang_url or None}
+    placing |= {"sglang": sglang, "sglang_python": sglang_python}
     drawn = _sampling(sampling) if agent == "model" else None
     wanted: dict[str, Any] = {"env": env, "env_args": env_args, "agent": agent, "model": model, "n": n}
     wanted |= {"num_generations": num_generations, "seed": seed, "sampling": drawn, "chat_template_kwargs": template}
@@ -141,7 +140,7 @@ def rollout(
     if drawn is None:
         acting = _scripted(model, template, sampling | placing)
     else:
-        acting = _policy(model, drawn, placing | {"chat_template_kwargs": template}, concurrency)
+        acting = _policy(context, model, drawn, placing | {"chat_template_kwargs": template}, concurrency)
     limits = Limits(turn_seconds=turn_seconds, episode_seconds=episode_seconds)
     with _Progress("rollout", n * num_generations, done=collection.result.episodes) as progress:
         result = collection.run(
@@ -187,14 +186,9 @@ def train(
     context: typer.Context,
     *,
     algo: Annotated[str, typer.Option(help=f"{_ALGOS}. Brings a preset.")],
-    sglang_url: Annotated[
-        list[str],
-        typer.Option(default_factory=list, show_default=False, help="SGLang server to sample with; again for more."),
-    ],
-    sglang: Annotated[
-        Literal["launch"] | None, typer.Option(help="launch: start a server for this run, and end it with the run.")
-    ] = None,
-    sglang_python: Annotated[str | None, typer.Option(help="Python that has sglang, for the server.")] = None,
+    sglang_url: Servers,
+    sglang: Launch = None,
+    sglang_python: ServerPython = None,
     backend: Annotated[str | None, typer.Option(help="torch or sglang: what samples.")] = None,
     model: Annotated[str | None, typer.Option(help="Model folder to start from.")] = None,
     output_dir: Annotated[str | None, typer.Option("--output", help="Folder of the run.")] = None,
@@ -276,6 +270,9 @@ def train(
         return
     from .trainers import Listeners
     from .trainers import train as run_training
+
+    if resolved.config.sglang_launch:
+        _tell_leftovers()
     from .trainers.report import reward_curve
 
     with _Progress(algo, resolved.config.max_steps, every=0) as progress:
@@ -288,12 +285,15 @@ def train(
 
 @app.command("eval")
 def evaluate(
+    context: typer.Context,
     *,
     env: EnvOption,
     env_arg: EnvArgs,
     chat_template_arg: TemplateArgs,
     reward: Rewards,
     sglang_url: Servers,
+    sglang: Launch = None,
+    sglang_python: ServerPython = None,
     model: Annotated[list[str], typer.Option(help="Model folder; give it again for a second one.")],
     data: EnvData = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Tasks, from the first on.")] = 200,
@@ -333,7 +333,9 @@ def evaluate(
     placing: dict[str, Any] = {"device": device, "dtype": dtype, "torch_threads": torch_threads}
     template = _template_args(chat_template_arg)
     placing |= {"max_cache_tokens": max_cache_tokens, "layers": layers, "chat_template_kwargs": template}
-    placing["sglang_url"] = sglang_url or None
+    placing |= {"sglang_url": sglang_url or None, "sglang": sglang, "sglang_python": sglang_python}
+    if (sglang or sglang_url) and len(model) > 1:
+        raise typer.BadParameter("servers hold one model: give one --model, and evaluate the others after it")
     found: dict[str, dict[str, Evaluation]] = {}
     asked: dict[str, Any] = {"env": env, "env_args": env_args, "n": n, "seed": seed, "chat_template_kwargs": template}
     asked["sampling"] = {mode: drawn.model_dump() for mode, drawn in modes.items()}
@@ -344,7 +346,7 @@ def evaluate(
 
     keep()
     for folder in dict.fromkeys(model):
-        acting = _policy(folder, modes["sampled"], placing, concurrency)
+        acting = _policy(context, folder, modes["sampled"], placing, concurrency)
         make = env_factory(env, acting, env_args, weights)
         for mode, drawn in modes.items():
             acting.sampling = drawn
@@ -531,6 +533,7 @@ def serve(
     python: Annotated[str | None, typer.Option(help="Python that has sglang (default: this one).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    lora_rank: Annotated[int | None, typer.Option(min=1, help="Let it take adapters of up to this rank.")] = None,
     log: Annotated[Path, typer.Option(help="File that its output goes to.")] = Path("sglang.log"),
     print_: Annotated[bool, typer.Option("--print", help="Print the command; run nothing.")] = False,
     end_left: Annotated[bool, typer.Option("--end-leftovers", help="End servers whose owner is gone, first.")] = False,
@@ -539,27 +542,26 @@ def serve(
 
     Ctrl-C ends it. One that dies is started again.
     """
-    from .agents.models.inspection import inspect_model
-    from .agents.sglang.launch import Server, check_python, server_command
-    from .agents.sglang.leftovers import end_leftovers, leftovers
+    from .agents.sglang.launch import Server, check_python, lora_flags, server_command
 
-    for record in end_leftovers() if end_left else leftovers():
-        print(f"serve: {'ended' if end_left else 'left over, --end-leftovers ends it'}: {record}", file=sys.stderr)
+    _tell_leftovers(end=end_left)
     if model is None:
         if end_left:
             return
         raise typer.BadParameter("--model is missing: a model folder")
-    inspect_model(model)
+    flags = [*(lora_flags(lora_rank, device=device) if lora_rank is not None else []), *arg]
     command = server_command(
-        model, python=python or sys.executable, port=port, host=host, device=device, dtype=dtype, args=arg
+        model, python=python or sys.executable, port=port, host=host, device=device, dtype=dtype, args=flags
     )
     if print_:
         print(shlex.join(command))
         return
     version = check_python(python or sys.executable)
     with Server(command, host=host, port=port, model=model, log=log) as server:
+        server.on_restart = lambda url: print(f"died, and was started again: {url}", file=sys.stderr, flush=True)
         print(f"SGLang {version} serves {model} at {server.url}; its log is {log}; Ctrl-C ends it", flush=True)
-        server.wait()
+        with suppress(KeyboardInterrupt):
+            server.wait()
     if server.fault is not None:
         raise server.fault
 
@@ -655,12 +657,33 @@ def _sampling(given: Mapping[str, Any]) -> Sampling:
     return make_sampling(**_given(given))
 
 
-def _policy(model: str | None, sampling: Sampling, placing: Mapping[str, Any], concurrency: int) -> ModelAgent:
+def _policy(
+    context: typer.Context, model: str | None, sampling: Sampling, placing: Mapping[str, Any], concurrency: int
+) -> ModelAgent:
     if model is None:
         raise typer.BadParameter("--agent model needs --model DIR; `gymtune models init` makes a tiny one")
     from .agents.loading import load_agent
 
-    return load_agent(model, sampling, concurrency=concurrency, **_given(placing))
+    if placing["sglang"]:
+        _tell_leftovers()
+    agent = load_agent(model, sampling, concurrency=concurrency, **_given(placing))
+    context.call_on_close(agent.backend.close)
+    if placing["sglang_url"]:
+        from .agents.sglang.facts import other_model
+
+        for facts in cast(Any, agent.backend).facts:
+            if doubt := other_model(facts, Path(model)):
+                _note(doubt)
+    return agent
+
+
+def _tell_leftovers(*, end: bool = False) -> None:
+    """Say which servers outlived their owner, and end them where asked to."""
+    from .agents.sglang.leftovers import end_leftovers, leftovers
+
+    for record in end_leftovers() if end else leftovers():
+        what = "ended" if end else "left over, `gymtune serve --end-leftovers` ends it"
+        print(f"{what}: {record}", file=sys.stderr)
 
 
 def _scripted(model: str | None, template: Mapping[str, Any], idle: Mapping[str, Any]) -> Agent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from .torch_engine import TorchEngine
 from .trajectory import Sampling
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_OF_SERVERS = {"sglang_url", "sglang", "sglang_python"}
 _MOST_SEQUENCES = 256  # slots of the engine: more episodes than these wait for one
 
 
@@ -36,15 +38,20 @@ def load_agent(
 ) -> ModelAgent:
     """Return the policy of a model folder, ready for `concurrency` episodes at once; `engine` goes to `TorchEngine`.
 
-    With `sglang_url` among them, the servers at these addresses sample, with the weights that they have; of the folder, tokenizer
-    and config alone are read. `agent.backend.close()` gives the connections back.
+    With `sglang_url` among them, the servers at these addresses sample, with the weights that they have; of the folder,
+    tokenizer and config alone are read. With `sglang="launch"` a server is started for the folder, by the Python that
+    `sglang_python` names; its log is sglang.log. `agent.backend.close()` gives connections and server back.
 
     Raises ModelError for a folder that is no model, ConfigError for a device or dtype that is not there and an argument
     that the chat template does not read.
     """
     use_threads(torch_threads)
-    if urls := engine.pop("sglang_url", ()):
-        return ModelAgent(_served(folder, urls, engine), _renderer(folder, chat_template_kwargs), sampling)
+    if served := {name: engine.pop(name) for name in _OF_SERVERS & engine.keys()}:
+        renderer = _renderer(folder, chat_template_kwargs)
+        placed = {"device": device, "dtype": dtype}
+        return ModelAgent(
+            _served(Path(folder), engine, concurrency=concurrency, placed=placed, **served), renderer, sampling
+        )
     model = place_model(folder, device=device, dtype=dtype)
     renderer = _renderer(folder, chat_template_kwargs)
     check_vocabulary(len(renderer.tokenizer), model.config, str(folder))
@@ -56,16 +63,52 @@ def _renderer(folder: str | Path, chat_template_kwargs: Mapping[str, Any] | None
     return Renderer.from_folder(folder, template_options=chat_template_kwargs)
 
 
-def _served(folder: str | Path, urls: Sequence[str], engine: Mapping[str, Any]) -> Backend:
-    """Return the servers as a backend. Raises ConfigError for an option that is of the torch engine alone."""
+def _served(
+    folder: Path,
+    engine: Mapping[str, Any],
+    *,
+    concurrency: int,
+    placed: Mapping[str, str],
+    sglang_url: Sequence[str] = (),
+    sglang: str | None = None,
+    sglang_python: str | None = None,
+) -> Backend:
+    """Return servers as a backend: those at the addresses, or one that is started and ends with it.
+
+    Raises ConfigError for an option that is of the torch engine alone, and for options that contradict each other.
+    """
     from .models.inspection import inspect_model
     from .sglang import Servers, SGLangEngine
+    from .sglang.launch import launch
 
     if idle := engine.keys() - {"max_model_length"}:
         raise ConfigError(f"{min(idle)} is of the torch engine; servers have their own: leave it out")
-    facts = inspect_model(Path(folder))
-    longest = engine.get("max_model_length") or facts.context
-    return SGLangEngine(Servers(urls), vocab_size=facts.vocab_size, max_model_length=longest)
+    if sglang not in (None, "launch") or (sglang == "launch") == bool(sglang_url):
+        raise ConfigError(f"sglang=launch or sglang_url: one of both, got {sglang} and {list(sglang_url)}")
+    facts = inspect_model(folder)
+    with ExitStack() as stack:
+        if sglang is None:
+            if sglang_python is not None or dict(placed) != {"device": "cpu", "dtype": "float32"}:
+                raise ConfigError(
+                    "sglang_python, device and dtype are for a server that is started; sglang_url names one"
+                )
+            servers = Servers(sglang_url)
+        else:
+            slots = ["--max-running-requests", str(concurrency)]
+            server = launch(
+                folder,
+                python=sglang_python,
+                args=slots,
+                device=placed["device"],
+                dtype=placed["dtype"],
+                log=Path("sglang.log"),
+            )
+            servers = Servers([stack.enter_context(server).url])
+        stack.callback(servers.close)
+        longest = engine.get("max_model_length") or facts.context
+        made = SGLangEngine(servers, vocab_size=facts.vocab_size, max_model_length=longest)
+        made.on_close = stack.pop_all().close
+    return made
 
 
 def place_model(folder: str | Path, *, device: str = "cpu", dtype: str = "float32") -> LanguageModel:

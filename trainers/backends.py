@@ -13,7 +13,6 @@ from ..agents.torch_engine import TorchEngine
 from .config import TrainConfig
 
 _MOST_SEQUENCES = 256
-_LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def make_backend(config: TrainConfig, model: LanguageModel, stack: ExitStack) -> Backend:
@@ -39,28 +38,20 @@ def make_backend(config: TrainConfig, model: LanguageModel, stack: ExitStack) ->
 
 def _start(config: TrainConfig, sequences: int, stack: ExitStack) -> str:
     """Start a server that lives as long as the run, and return its address."""
-    from ..agents.sglang.launch import launch
+    from ..agents.sglang.launch import launch, lora_flags
 
+    adapters = lora_flags(config.lora_r or 0, device=config.device) if config.weight_sync == "adapter" else []
     run = Path(config.output_dir)
     run.parent.mkdir(parents=True, exist_ok=True)
     server = launch(
         Path(config.model),
         python=config.sglang_python,
-        args=["--max-running-requests", str(sequences), *_lora_flags(config), *config.sglang_args],
+        args=["--max-running-requests", str(sequences), *adapters, *config.sglang_args],
         device=config.device,
         dtype=config.dtype,
         log=run.with_name(f"{run.name}.sglang.log"),
     )
     return stack.enter_context(server).url
-
-
-def _lora_flags(config: TrainConfig) -> list[str]:
-    """Return what lets a server take the run's adapters: the one it samples with and the one before it."""
-    if config.weight_sync != "adapter":
-        return []
-    backend = ["--lora-backend", "torch_native"] if config.device == "cpu" else []
-    flags = ["--enable-lora", "--max-lora-rank", str(config.lora_r), "--max-loras-per-batch", "2"]
-    return [*flags, *backend, "--lora-target-modules", *_LORA_TARGETS]
 
 
 def _over_servers(config: TrainConfig, model: LanguageModel, urls: list[str], stack: ExitStack) -> Backend:

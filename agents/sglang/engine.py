@@ -47,6 +47,10 @@ class SGLangEngine:
         sync: how `load_weights` reaches the servers; without it the weights stay as they are.
         version: of the weights the servers hold now, where they do not name a version by number themselves.
 
+    Attributes:
+        facts: what the servers said of themselves.
+        on_close: called last when it is closed, by whoever gave it servers that shall end with it.
+
     Raises ConfigError where nobody knows the longest sequence or a server embeds instead of sampling; ServerError where
     a server cannot be asked.
     """
@@ -60,8 +64,9 @@ class SGLangEngine:
         sync: Sync | None = None,
         version: int = 0,
     ) -> None:
+        self.on_close: Callable[[], None] | None = None
         self.servers, self.vocab_size, self.sync, self.version = servers, vocab_size, sync, version
-        facts = [servers.facts(url) for url in servers.urls]
+        self.facts = facts = [servers.facts(url) for url in servers.urls]
         for fact in facts:
             if not fact.is_generation:
                 raise ConfigError(f"{fact.url}: its model {fact.model_path} embeds, it samples nothing")
@@ -125,6 +130,8 @@ class SGLangEngine:
         if self.sync is not None:
             self.sync.close()
         self.servers.close()
+        if self.on_close is not None:
+            self.on_close()
 
     def _check(self, ids: Sequence[int]) -> None:
         if not 1 <= len(ids) < self._length:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .errors import BadAnswer
@@ -27,6 +28,16 @@ class ServerFacts:
     enable_lora: bool | None = None
     tp_size: int | None = None
     dp_size: int | None = None
+
+
+def other_model(facts: ServerFacts, folder: Path) -> str | None:
+    """Return what to be told where a server has another folder than this one; None where it has it, or was pushed to.
+
+    The folder may be a copy on another machine, so this is a word of caution and no error.
+    """
+    if facts.weight_version != "default" or Path(facts.model_path).resolve() == folder.resolve():
+        return None
+    return f"{facts.url} serves {facts.model_path}, not {folder}: is it the same model? Its weights are what samples"
 
 
 def read_facts(url: str, model: Any, server: Any) -> ServerFacts:

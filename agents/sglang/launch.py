@@ -7,6 +7,7 @@ killed can end nothing.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shlex
 import signal
@@ -24,6 +25,8 @@ from typing import Any, Final, Self
 import httpx
 
 from ...tools.errors import ConfigError
+from ..models.inspection import inspect_model
+from ..threads import cores
 from .errors import LaunchFailed
 from .leftovers import end_group, forget, write_down
 
@@ -32,14 +35,17 @@ _JOIN_SECONDS = 15.0  # until the watcher is given up
 _QUICK_SECONDS, _QUICK_DEATHS = 120.0, 3  # so many deaths within so long, and it is not started again
 _WATCH_SECONDS = 1.0
 _LAST_LINES = 12  # of the log, in an error
+_CACHE_SHARE = 0.1  # of a CPU's memory, beside the weights
 
+_LORA_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _CPU_FLAGS: Final = (
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph"),
-    *("--grammar-backend", "none", "--mem-fraction-static", "0.1", "--max-total-tokens", "65536"),
+    *("--grammar-backend", "none", "--max-total-tokens", "65536"),
     "--sleep-on-idle",  # an idle scheduler takes a whole core otherwise
 )
+_TAKEN: Final = "another program has the port: give another one"
 _MENDS: Final = {
-    "address already in use": "another program has the port: give another one",
+    "address already in use": _TAKEN,
     "out of memory": "the model and its cache do not fit: give --mem-fraction-static or a smaller model",
     "No module named": "its Python lacks a package: install sglang there as its own guide says",
     "Unsupported architectures": "this SGLang does not know the model: take a newer one, or the torch backend",
@@ -51,12 +57,33 @@ def server_command(
     model: Path, *, python: str, port: int, host: str = "127.0.0.1", device: str = "cpu", dtype: str = "float32",
     args: Sequence[str] = (),
 ) -> list[str]:  # fmt: skip
-    """Return the command of a server on this machine; `args` come last, so they win over what stands before."""
+    """Return the command of a server on this machine; `args` come last, so they win over what stands before.
+
+    Raises ModelError where the folder is no model: what we trained or imported can be served, a bare `.pth` cannot.
+    """
+    facts = inspect_model(model)
     kind, _, number = device.partition(":")
     command = [python, "-m", "sglang.launch_server", "--model-path", str(model.absolute()), "--host", host]
     command += ["--port", str(port), "--device", kind, "--dtype", dtype, "--skip-server-warmup"]
-    command += _CPU_FLAGS if kind == "cpu" else ["--base-gpu-id", number] if number else []
+    if kind == "cpu":
+        size = facts.parameters * (4 if dtype == "float32" else 2)
+        share = min(0.9, size / _memory() + _CACHE_SHARE)
+        command += [*_CPU_FLAGS, "--mem-fraction-static", f"{share:.2f}"]
+    elif number:
+        command += ["--base-gpu-id", number]
     return [*command, *args]
+
+
+def lora_flags(rank: int, *, device: str = "cpu") -> list[str]:
+    """Return what lets a server take adapters of a rank: the one it samples with and the one before it."""
+    backend = ["--lora-backend", "torch_native"] if device == "cpu" else []
+    flags = ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras-per-batch", "2", *backend]
+    return [*flags, "--lora-target-modules", *_LORA_TARGETS]
+
+
+def _memory() -> int:
+    """Return the bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def check_python(python: str) -> str:
@@ -100,7 +127,7 @@ class Server:
 
     def __init__(self, command: Sequence[str], *, host: str, port: int, model: Path, log: Path) -> None:
         self.command, self.host, self.port, self.model, self.log = list(command), host, port, model, log
-        self.url = f"http://{host}:{port}"
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self.on_restart: Callable[[str], None] | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self._deaths: deque[float] = deque(maxlen=_QUICK_DEATHS)
@@ -112,7 +139,9 @@ class Server:
 
     def __enter__(self) -> Self:
         self._before = _let_signals_end()
+        atexit.register(self.close)  # whoever forgets to leave the block
         try:
+            self._check_port()
             self._start()
             self._wait()
         except BaseException:
@@ -129,21 +158,34 @@ class Server:
     def close(self) -> None:
         """End it and all its processes. Nothing happens the second time."""
         self._ending.set()
-        if self._watcher.is_alive() and threading.current_thread() is not self._watcher:
-            self._watcher.join(timeout=_JOIN_SECONDS)
-        self._end()
-        while self._before:
-            signal.signal(*self._before.popitem())
+        atexit.unregister(self.close)
+        try:
+            if self._watcher.is_alive():
+                self._watcher.join(timeout=_JOIN_SECONDS)
+        finally:
+            self._end()
+            while self._before:
+                signal.signal(*self._before.popitem())
 
     def wait(self) -> None:
         """Return when it has been given up (see `fault`) or closed."""
         while self.fault is None and not self._ending.is_set():
             self._ending.wait(_WATCH_SECONDS)
 
+    def _check_port(self) -> None:
+        """Raise LaunchFailed where somebody listens already: else that one's answers would be taken for ours."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that died lately is no hindrance
+            try:
+                probe.bind((self.host, self.port))
+            except OSError as error:
+                raise LaunchFailed(self.url, "", f"cannot listen there ({error}): {_TAKEN}") from error
+
     def _start(self) -> None:
         quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        if "cpu" in self.command:
-            quiet["OMP_NUM_THREADS"] = "1"  # two threads that share a core are ten times slower than one
+        if "cpu" in self.command:  # two threads that share a core are ten times slower than one
+            quiet["OMP_NUM_THREADS"] = str(max(1, cores() // 2))
         # Our own path of modules is not the server's: its Python may be another.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         try:
