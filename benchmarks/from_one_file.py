@@ -23,11 +23,11 @@ GROUP, TRAIN_TASKS, HELD_TASKS = 8, 300, 60
 MEASURES: dict[str, tuple[str, bool, list[str]]] = {
     "sft": ("eval/loss", False, ["--best", "1", "--min-reward", "1", "--learning-rate", "1e-3"]),
     "reward": ("eval/accuracy", True, ["--pairs", "all", "--learning-rate", "1e-3", "--set", "drop_long=true"]),
-    "dpo": ("eval/rewards/accuracies", True, ["--learning-rate", "1e-4"]),
-    "ipo": ("eval/rewards/accuracies", True, ["--learning-rate", "1e-4"]),
+    "dpo": ("eval/rewards/accuracies", True, ["--learning-rate", "1e-5"]),
+    "ipo": ("eval/rewards/accuracies", True, ["--learning-rate", "1e-5"]),
     "orpo": ("eval/rewards/accuracies", True, ["--learning-rate", "3e-4", "--beta", "1"]),
-    "kto": ("eval/rewards/margins", True, ["--learning-rate", "1e-4"]),
-    "simpo": ("eval/rewards/accuracies", True, ["--learning-rate", "1e-4"]),
+    "kto": ("eval/rewards/margins", True, ["--learning-rate", "1e-5"]),
+    "simpo": ("eval/rewards/accuracies", True, ["--learning-rate", "1e-5"]),
     "distill": ("eval/loss", False, ["--learning-rate", "1e-3", "--set", "distill_alpha=0"]),
 }
 """Algorithm -> its measure on the held-out file, whether more is better, and its options."""
