@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
@@ -24,7 +23,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from ...tools.errors import ConfigError
+from ...tools.errors import ConfigError, ModelError
 from ..models.inspection import inspect_model
 from ..threads import cores
 from .errors import LaunchFailed
@@ -32,7 +31,7 @@ from .leftovers import end_group, forget, write_down
 
 START_SECONDS: Final = 300.0
 _JOIN_SECONDS = 15.0  # until the watcher is given up
-_QUICK_SECONDS, _QUICK_DEATHS = 120.0, 3  # so many deaths within so long, and it is not started again
+_QUICK_SECONDS, _QUICK_DEATHS = 120.0, 3  # so many deaths, each so soon after its start, and it is given up
 _WATCH_SECONDS = 1.0
 _LAST_LINES = 12  # of the log, in an error
 _CACHE_SHARE = 0.1  # of a CPU's memory, beside the weights
@@ -61,6 +60,8 @@ def server_command(
 
     Raises ModelError where the folder is no model: what we trained or imported can be served, a bare `.pth` cannot.
     """
+    if model.is_file():
+        raise ModelError(f"{model}: SGLang serves folders: `gymtune models import {model} --out DIR` makes one")
     facts = inspect_model(model)
     kind, _, number = device.partition(":")
     command = [python, "-m", "sglang.launch_server", "--model-path", str(model.absolute()), "--host", host]
@@ -130,7 +131,8 @@ class Server:
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self.on_restart: Callable[[str], None] | None = None
         self.process: subprocess.Popen[bytes] | None = None
-        self._deaths: deque[float] = deque(maxlen=_QUICK_DEATHS)
+        self._answered = 0.0  # when it first did, on the monotonic clock
+        self._quick_deaths = 0  # in a row
         self._ending = threading.Event()
         self._before: dict[int, Any] = {}
         self._watcher = threading.Thread(target=self._watch, daemon=True, name="gymtune-server")
@@ -214,6 +216,7 @@ class Server:
                 raise self._failed(f"it does not answer after {START_SECONDS:g} s")
             if self._ending.wait(0.5):
                 raise self._failed("it was closed while it started")
+        self._answered = monotonic()
 
     def _answers(self) -> bool:
         try:
@@ -232,29 +235,32 @@ class Server:
         while not self._ending.wait(_WATCH_SECONDS):
             if self.process is not None and self.process.poll() is None:
                 continue
-            self._deaths.append(monotonic())
-            often = len(self._deaths) == _QUICK_DEATHS and self._deaths[-1] - self._deaths[0] < _QUICK_SECONDS
-            if often:
-                self.fault = self._failed(f"it died {_QUICK_DEATHS} times within {_QUICK_SECONDS:g} s")
+            self._quick_deaths = self._quick_deaths + 1 if monotonic() - self._answered < _QUICK_SECONDS else 1
+            if self._quick_deaths == _QUICK_DEATHS:
+                why = f"it died {_QUICK_DEATHS} times in a row, each within {_QUICK_SECONDS:g} s of its start"
+                self.fault = self._failed(why)
                 return
             self._end()  # what it has left of its processes
             try:
                 self._start()
                 self._wait()
-            except LaunchFailed as error:
-                self.fault = error
-                return
-            if self.on_restart is not None:
-                self.on_restart(self.url)
+            except LaunchFailed:  # the log has it; once more, or it is given up
+                self._end()
+                self._answered = monotonic()
+            else:
+                if self.on_restart is not None:
+                    self.on_restart(self.url)
 
     def _end(self) -> None:
         """End the whole session: ask, then kill."""
         process, self.process = self.process, None
         if process is None:
             return
-        end_group(process.pid, lambda: process.poll() is not None)
-        process.wait()
-        forget(process.pid)
+        try:
+            end_group(process.pid, lambda: process.poll() is not None)
+        finally:
+            process.wait()
+            forget(process.pid)
 
 
 def _let_signals_end() -> dict[int, Any]:

@@ -355,10 +355,10 @@ def test_data_that_is_cut_in_the_middle(run: Run, tiny_model: Path, gold: Path, 
     cut, train = tmp_path / "cut.jsonl", ("train", "--algo", "sft", "--model", tiny_model, "--output", tmp_path / "run")
     whole = gold.read_bytes()
     cut.write_bytes(whole[:-100])
-    assert f"{cut}, line 24: the line is cut in the middle" in run(*train, "--data", cut).line
+    assert f"{cut}: line 24: the line is cut in the middle" in run(*train, "--data", cut).line
     lines = whole.splitlines(keepends=True)
     cut.write_bytes(b"".join([*lines[:4], lines[4][:50], b"\n", *lines[5:]]))
-    assert f"{cut}, line 5: " in run(*train, "--data", cut).line
+    assert f"{cut}: line 5: " in run(*train, "--data", cut).line
     assert "cannot read: No such file" in run(*train, "--data", tmp_path / "none.jsonl").line
     assert not (tmp_path / "run").exists()
 

@@ -1,6 +1,7 @@
 """Servers of one's own: every way out ends all their processes; those that outlive their owner are found and ended.
 
-What is started here is a small program in the place of SGLang, so that a start takes a blink; tests/sglang starts SGLang.
+What is started here is a small program in the place of SGLang, so that a start takes a blink; tests/sglang starts
+SGLang itself.
 """
 
 import json
@@ -20,6 +21,7 @@ import pytest
 
 from gymtune import cli
 from gymtune.agents.loading import load_agent
+from gymtune.agents.models.inspection import inspect_model
 from gymtune.agents.sglang import LaunchFailed, launch, leftovers
 from gymtune.agents.sglang.launch import Server, check_python, server_command
 from gymtune.tools.errors import ConfigError, ModelError
@@ -110,7 +112,7 @@ def pid_of(server: Server) -> int:
 
 
 def test_the_command_suits_the_device(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = 4 * load_agent(tiny_model).backend.model.num_parameters()
+    numbers = 4 * inspect_model(tiny_model).parameters
     monkeypatch.setattr(launch, "_memory", lambda: 2 * numbers)
 
     def command(**given: Any) -> str:
@@ -174,12 +176,16 @@ def test_a_block_ends_the_server_and_what_it_made(start: Any, cache: Path) -> No
     ],
 )
 def test_every_way_out_ends_it(start: Any, way: int, error: type[BaseException]) -> None:
-    group = 0
-    with pytest.raises(error), start() as server:
-        group = pid_of(server)
-        signal.raise_signal(way) if way else 1 // 0
-    assert group
-    assert living(group) == []
+    groups = []
+
+    def leave() -> None:
+        with start() as server:
+            groups.append(pid_of(server))
+            signal.raise_signal(way) if way else 1 // 0
+
+    with pytest.raises(error):
+        leave()
+    assert living(*groups) == []
 
 
 def test_one_that_does_not_listen_is_killed(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +199,13 @@ def test_a_second_ctrl_c_does_not_spare_it(start: Any, monkeypatch: pytest.Monke
     def impatient(_: float) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), start("--stubborn") as server:
+    server = start("--stubborn")
+    with server:
         group = pid_of(server)
-        server._ending.set()
-        server._watcher.join()
         monkeypatch.setattr(leftovers, "sleep", impatient)
-    wait_until(lambda: living(group) == [])
+        with pytest.raises(KeyboardInterrupt):
+            server.close()
+        wait_until(lambda: living(group) == [])
 
 
 def test_one_that_dies_at_its_start_is_told_of_with_its_last_words(start: Any, cache: Path) -> None:
@@ -245,7 +252,7 @@ def test_one_that_dies_again_and_again_is_given_up(start: Any) -> None:
             deaths += 1
             wait_until(lambda gone=process: server.fault or (server.process not in (gone, None) and server._answers()))
         server.wait()  # returns at once
-        assert "it died 3 times within 120 s" in str(server.fault)
+        assert "it died 3 times in a row, each within 120 s of its start" in str(server.fault)
     assert deaths == 3
 
 
