@@ -32,7 +32,7 @@ from .leftovers import end_group, forget, write_down
 START_SECONDS: Final = 300.0
 _JOIN_SECONDS = 15.0  # until the watcher is given up
 _QUICK_SECONDS, _QUICK_DEATHS = 120.0, 3  # so many deaths, each so soon after its start, and it is given up
-_WATCH_SECONDS = 1.0
+_WATCH_SECONDS, _LOOK_SECONDS = 1.0, 0.5  # between two looks: does it live, does it answer yet
 _LAST_LINES = 12  # of the log, in an error
 _CACHE_SHARE = 0.1  # of a CPU's memory, beside the weights
 
@@ -214,13 +214,13 @@ class Server:
                 raise self._failed(f"it ended with {self.process.returncode if self.process else 'no process'}")
             if monotonic() > until:
                 raise self._failed(f"it does not answer after {START_SECONDS:g} s")
-            if self._ending.wait(0.5):
+            if self._ending.wait(_LOOK_SECONDS):
                 raise self._failed("it was closed while it started")
         self._answered = monotonic()
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/model_info", timeout=5.0, trust_env=False).status_code == 200
+            return httpx.get(f"{self.url}/model_info", timeout=5.0, trust_env=False, verify=False).status_code == 200
         except httpx.HTTPError:
             return False
 

@@ -74,6 +74,7 @@ def program(tmp_path: Path) -> str:
 def start(program: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes servers that are looked at often, and kills what a failed test has left of them."""
     monkeypatch.setattr(launch, "_WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(launch, "_LOOK_SECONDS", 0.02)
     made: list[Server] = []
 
     def make(*args: str, port: int | None = None) -> Server:
