@@ -40,7 +40,7 @@ WAYS: Mapping[str, str] = {
 }
 """How a student learns -> the name of its folder."""
 FULL: Mapping[str, int] = {
-    "expert": 6000, "said": 1000, "teacher": 150, "student": 250, "warm": 10, "on": 25, "batch": 48, "prompts": 64,
+    "expert": 6000, "said": 1000, "teacher": 150, "student": 180, "warm": 10, "on": 40, "batch": 48, "prompts": 64,
     "eval": 300,
 }  # fmt: skip
 QUICK: Mapping[str, int] = {
@@ -78,9 +78,9 @@ class Bench:
             "--out", self.out / "said.jsonl",
         )  # fmt: skip
 
-    def learning(self, file: Path) -> tuple[object, ...]:
+    def learning(self, file: Path, rate: float = 2e-3) -> tuple[object, ...]:
         """Return the options of learning from a file."""
-        return "--data", file, "--batch-size", self.size["batch"], "--learning-rate", 2e-3
+        return "--data", file, "--batch-size", self.size["batch"], "--learning-rate", rate
 
     def train(self, name: str, algo: str, start: str, steps: int, *more: object) -> None:
         """Train a model from that of another folder, and evaluate it."""
@@ -106,15 +106,16 @@ class Bench:
             "--intermediate-size", 288, "--seed", seed,
         )  # fmt: skip
         teacher = ("--teacher-model", self.out / "teacher", "--seed", seed)
-        said = self.learning(self.out / "said.jsonl")
+        said = self.out / "said.jsonl"
         kept = ("--set", "distill_top_k=32", "--set", f"teacher_cache={self.out / 'cache'}")
+        learning = self.learning(said)
         for name, alpha in (("start", 1.0), ("both", 0.5)):
             weight = ("--set", f"distill_alpha={alpha}")
-            self.train(f"{name}-{seed}", "distill", base, self.size["student"], *teacher, *said, *kept, *weight)
-        self.train(f"more-{seed}", "sft", start, self.size["on"], "--seed", seed, *said)
+            self.train(f"{name}-{seed}", "distill", base, self.size["student"], *teacher, *learning, *kept, *weight)
+        self.train(f"more-{seed}", "sft", start, self.size["on"], "--seed", seed, *self.learning(said, 5e-4))
         acting = (
             *TASK, "--prompts-per-step", self.size["prompts"], "--num-generations", 1,
-            "--max-completion-length", 32, "--learning-rate", 1e-3, "--set", "save_trajectories=false",
+            "--max-completion-length", 32, "--learning-rate", 5e-4, "--set", "save_trajectories=false",
         )  # fmt: skip
         for how in ("sampled", "full"):
             judged = ("--set", f"opd_loss={how}")

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import gymnasium
@@ -283,7 +283,8 @@ def main() -> None:
     (out / "table.json").write_text(json.dumps({"accuracy": accuracy, "runs": runs}, indent=1), encoding="utf-8")
     draw(runs, out / "reward_hacking.png")
     print("\n" + "\n".join(table(accuracy, runs)))
-    print(f"\npicture  {out / 'reward_hacking.png'}\ntook     {(perf_counter() - began) / 60:.1f} minutes")
+    print(f"\npicture  {out / 'reward_hacking.png'}")
+    print(f"took     {(perf_counter() - began) / 60:.1f} minutes, {process_time() / 60:.1f} of one core")
 
 
 if __name__ == "__main__":

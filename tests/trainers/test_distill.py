@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -15,10 +16,12 @@ from gymtune.agents.models.init import random_decoder
 from gymtune.tools.errors import ConfigError, DataError, RunError
 from gymtune.trainers import Listeners, TrainConfig, dry_run, train
 from gymtune.trainers import teacher as teacher_module
-from gymtune.trainers.batch import make_rows
+from gymtune.trainers.batch import make_rows, micro_batches
 from gymtune.trainers.distill import Distill
 from gymtune.trainers.experience import experiences_of
+from gymtune.trainers.fused_divergence import TopTeacher
 from gymtune.trainers.preflight import preflight
+from gymtune.trainers.teacher_cache import About, TeacherCache
 from gymtune.trainers.update import Updater
 from gymtune.trainers.update_stats import UpdateStats
 
@@ -343,6 +346,37 @@ def test_what_is_read_is_what_is_computed_also_where_only_some_is_known(cached, 
     warm, _ = run(cached("warm", data=str(data)))
     assert len(passes) == asked < 4 + 1
     assert all(torch.equal(weight, weights(warm)[name]) for name, weight in weights(cold).items())
+
+
+def test_what_is_stored_counts_also_beside_what_is_new(rows, tmp_path):
+    """A teacher that says something else each time it is asked: each row keeps what was said of it first."""
+    cache, asked = TeacherCache(tmp_path / "cache", About("mark", "float32", 1.0, 2, 31)), []
+
+    def read(rows):
+        (batch,) = micro_batches(rows, 4096, torch.device("cpu"))
+
+        def ask():
+            asked.append(len(batch.targets))
+            return TopTeacher(batch.targets[:, None] + torch.arange(2), torch.rand(len(batch.targets), 3), 31)
+
+        told = cache.read(batch, ask)
+        assert torch.equal(told.ids[:, 0], batch.targets)  # each token has its own row's
+        return {row.trajectory: part for row, part in zip(batch.rows, parts(told.logprobs, batch.rows), strict=True)}
+
+    def parts(values, rows):
+        return torch.split(values, [len(row.places) for row in rows])
+
+    first = read(rows[:2])
+    later = read(rows[1:])
+    again = read([rows[0], *rows[1:]])
+    assert len(asked) == 2
+    assert torch.equal(first[1], later[1])
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(later[3], again[3])
+    twice = [rows[3], replace(rows[3], tokens=[9, *rows[3].tokens[1:]], trajectory=7)]
+    twice.append(replace(twice[1], trajectory=8))
+    equal = read(twice)
+    assert torch.equal(equal[7], equal[8])
 
 
 def test_the_files_hold_what_the_teacher_says(cached, tmp_path):
