@@ -34,6 +34,7 @@ from .evaluation import HeldOut, held_out_env
 from .findings import Finding, Preflight
 from .mirrors import Mirrors
 from .preflight_data import look_at_data
+from .preflight_servers import look_at_servers
 from .run_folder import RunFolder
 from .teacher import check_teacher, vocabulary_note
 
@@ -52,6 +53,8 @@ def preflight(config: TrainConfig, *, resume: bool = False) -> Preflight:
     look_at_data(found, config)
     if config.env is not None:
         _look_at_env(found, config)
+    if config.backend == "sglang":
+        look_at_servers(found, config)
     if not resume:
         found.look("output", "an empty folder, or none", "another --output", lambda: _output(config))
     if config.report_to:
