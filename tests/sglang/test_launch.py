@@ -84,7 +84,7 @@ def test_a_rollout_has_a_server_of_its_own(
     asked = ["--env", ENV, "--model", sglang_model, "-n", 6, "--max-completion-length", 16, "--out", "t.jsonl"]
     owner = begin("rollout", *asked, "--sglang", "launch", "--sglang-python", sglang_python)
     [record] = wait_for(lambda: records(tmp_path), owner)
-    wait_for(lambda: len(living(record["pid"])) == 3, owner)
+    wait_for(lambda: len(living(record["pid"])) >= 3, owner)
     said, _ = owner.communicate(timeout=START_SECONDS)
     assert owner.returncode == 0, said
     assert "6 episodes, success" in said
@@ -134,10 +134,10 @@ def test_a_training_run_takes_its_server_along_or_it_is_found(
         assert living(record["pid"]) == []
         assert records(tmp_path) == []
         return
-    assert len(living(record["pid"])) == 3  # nobody could end it
+    assert len(living(record["pid"])) >= 3  # nobody could end it
     told = begin("serve", "--model", sglang_model, "--print")
     assert f"left over, `gymtune serve --end-leftovers` ends it: process {record['pid']} " in told.communicate()[0]
-    assert len(living(record["pid"])) == 3
+    assert len(living(record["pid"])) >= 3
     ended = begin("serve", "--end-leftovers")
     assert f"ended: process {record['pid']} at {record['url']}" in ended.communicate()[0]
     assert living(record["pid"]) == []
