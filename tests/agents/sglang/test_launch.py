@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -297,18 +297,18 @@ def test_nobody_elses_process_is_ended(cache: Path, tmp_path: Path) -> None:
         [file] = cache.glob("*.json")
         ours = leftovers.Record(**json.loads(file.read_text()))
 
-        def note(record: leftovers.Record) -> None:
-            file.write_text(json.dumps({name: getattr(record, name) for name in leftovers.Record.__slots__}))
+        def note(record: leftovers.Record, place: Path = file) -> None:
+            place.write_text(json.dumps(asdict(record)))
 
         orphan = replace(ours, owner=gone.pid)
         note(orphan)
         assert leftovers.leftovers() == [orphan]  # as it is with a server of ours
-        note(replace(orphan, started=ours.started - 1))  # the number was given to another process meanwhile
+        reused = replace(orphan, started=ours.started - 1)  # the number was given to another process meanwhile
+        elsewhere = cache / "another-boot-1.json"
+        note(reused)
+        note(replace(reused, machine="another-boot"), elsewhere)
         assert leftovers.end_leftovers() == []
         assert not file.exists()
-        elsewhere = cache / "another-boot-1.json"
-        elsewhere.write_text(json.dumps({"pid": stranger.pid}))
-        assert leftovers.end_leftovers() == []
         assert elsewhere.exists()  # it may be true there
         assert stranger.poll() is None
     finally:
