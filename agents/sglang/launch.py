@@ -33,7 +33,7 @@ START_SECONDS: Final = 300.0
 _JOIN_SECONDS = 15.0  # until the watcher is given up
 _QUICK_SECONDS, _QUICK_DEATHS = 120.0, 3  # so many deaths, each so soon after its start, and it is given up
 _WATCH_SECONDS, _LOOK_SECONDS = 1.0, 0.5  # between two looks: does it live, does it answer yet
-_LAST_LINES = 12  # of the log, in an error
+_LAST_LINES = 20  # of the log, in an error
 _CACHE_SHARE = 0.1  # of a CPU's memory, beside the weights
 
 _LORA_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -131,6 +131,7 @@ class Server:
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self.on_restart: Callable[[str], None] | None = None
         self.process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0  # of what the server that runs now has written, in bytes
         self._answered = 0.0  # when it first did, on the monotonic clock
         self._quick_deaths = 0  # in a row
         self._ending = threading.Event()
@@ -192,6 +193,7 @@ class Server:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         try:
             with self.log.open("ab") as file:
+                self._log_start = file.tell()
                 file.write(f"$ {shlex.join(self.command)}\n".encode())
                 file.flush()
                 self.process = subprocess.Popen(
@@ -225,9 +227,15 @@ class Server:
             return False
 
     def _failed(self, why: str) -> LaunchFailed:
-        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
-        mend = next((mend for sign, mend in _MENDS.items() if sign in text), "its log may say more")
-        end = "\n".join(text.splitlines()[-_LAST_LINES:])
+        lines: list[str] = []
+        if self.log.is_file():
+            with self.log.open(encoding="utf-8", errors="replace") as file:
+                file.seek(self._log_start)
+                lines = file.read().splitlines()[-_LAST_LINES:]
+        end = "\n".join(lines)
+        mend = next((mend for sign, mend in _MENDS.items() if sign in end), "its log may say more")
+        if self.process is not None and self.process.returncode == -signal.SIGKILL:
+            mend = "it was killed, by somebody or by the system for want of memory"
         return LaunchFailed(self.url, "", f"the server did not start, {why}: {mend}. The end of {self.log}:\n{end}")
 
     def _watch(self) -> None:

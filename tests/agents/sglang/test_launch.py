@@ -209,7 +209,8 @@ def test_a_second_ctrl_c_does_not_spare_it(start: Any, monkeypatch: pytest.Monke
         wait_until(lambda: living(group) == [])
 
 
-def test_one_that_dies_at_its_start_is_told_of_with_its_last_words(start: Any, cache: Path) -> None:
+def test_one_that_dies_at_its_start_is_told_of_with_its_last_words(start: Any, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text("address already in use\n")  # of an earlier start
     with pytest.raises(LaunchFailed) as failed, start("--dies"):
         pass
     told = str(failed.value)
