@@ -377,6 +377,8 @@ def test_what_is_stored_counts_also_beside_what_is_new(rows, tmp_path):
     twice.append(replace(twice[1], trajectory=8))
     equal = read(twice)
     assert torch.equal(equal[7], equal[8])
+    assert rows[0].places == [3, 4, 5, 7, 8]
+    read([replace(rows[0], places=[1, 4, 5, 7, 8])])  # the same tokens, others of them trained
 
 
 def test_the_files_hold_what_the_teacher_says(cached, tmp_path):
