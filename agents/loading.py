@@ -22,7 +22,8 @@ from .trajectory import Sampling
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _OF_SERVERS = {"sglang_url", "sglang", "sglang_python"}
-_MOST_SEQUENCES = 256  # slots of the engine: more episodes than these wait for one
+MOST_SEQUENCES = 256
+"""Slots of the torch engine: more episodes than these wait for one."""
 
 
 def load_agent(
@@ -55,7 +56,7 @@ def load_agent(
     model = place_model(folder, device=device, dtype=dtype)
     renderer = _renderer(folder, chat_template_kwargs)
     check_vocabulary(len(renderer.tokenizer), model.config, str(folder))
-    backend = TorchEngine(model, max_sequences=min(concurrency, _MOST_SEQUENCES), **engine)
+    backend = TorchEngine(model, max_sequences=min(concurrency, MOST_SEQUENCES), **engine)
     return ModelAgent(backend, renderer, sampling)
 
 

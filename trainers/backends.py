@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from hashlib import blake2b
 from pathlib import Path
 
 from ..agents.backend import Backend
-from ..agents.loading import DTYPES
+from ..agents.loading import DTYPES, MOST_SEQUENCES
 from ..agents.models import LanguageModel
 from ..agents.models.lora import save_adapter
 from ..agents.torch_engine import TorchEngine
 from .config import TrainConfig
-
-_MOST_SEQUENCES = 256
 
 
 def make_backend(config: TrainConfig, model: LanguageModel, stack: ExitStack) -> Backend:
@@ -21,7 +20,7 @@ def make_backend(config: TrainConfig, model: LanguageModel, stack: ExitStack) ->
     A server that the run starts writes its log beside the run's folder, to RUN.sglang.log. Raises ServerError where
     servers cannot be asked, LaunchFailed where one does not start.
     """
-    sequences = min(config.prompts_per_step * config.num_generations, _MOST_SEQUENCES)
+    sequences = min(config.prompts_per_step * config.num_generations, MOST_SEQUENCES)
     if config.backend == "torch":
         return TorchEngine(
             model,
@@ -63,7 +62,10 @@ def _over_servers(config: TrainConfig, model: LanguageModel, urls: list[str], st
     run, start = Path(config.output_dir), Path(config.model)
     servers = Servers(urls)
     stack.callback(servers.close)
-    shared = Path(config.weight_sync_dir) / run.name if config.weight_sync_dir is not None else run / "weights"
+    shared = run / "weights"
+    if config.weight_sync_dir is not None:  # where other runs may be, of the same name too
+        own = blake2b(str(run.absolute()).encode(), digest_size=4).hexdigest()
+        shared = Path(config.weight_sync_dir) / f"{run.name}-{own}"
     way = make_way(
         config.weight_sync,
         servers,

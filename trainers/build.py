@@ -72,7 +72,8 @@ def dry_run(config: TrainConfig, *, listeners: Listeners = Listeners()) -> dict[
     GymtuneError as `train` does.
     """
     use_threads(config.torch_threads)
-    config = config.model_copy(update={"save_trajectories": False, "teacher_cache": None})
+    only_one = {"max_staleness": 0, "drop_staleness": None}  # no batch after it
+    config = config.model_copy(update={"save_trajectories": False, "teacher_cache": None} | only_one)
     with ExitStack() as stack:
         return _prepare(config, RunFolder(Path(config.output_dir)), listeners, stack).dry_run()
 

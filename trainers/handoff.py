@@ -13,9 +13,6 @@ from ..agents.renderer import Renderer
 from .checkpoint import ADAPTER
 from .config import TrainConfig
 from .registry import ALGORITHMS
-from .run_folder import HANDOFF
-
-__all__ = ["HANDOFF", "handoff_record"]
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # as families call them
 

@@ -25,14 +25,14 @@ from .dataset import Dataset, GroupDataset
 from .debug import debug_samples, whole_batch
 from .evaluation import HeldOut, keep_best
 from .experience import Experience, experiences_of
-from .handoff import HANDOFF, handoff_record
+from .handoff import handoff_record
 from .held_out_file import HeldOutFile
 from .metrics import episode_metrics
 from .mirrors import Mirrors
 from .reference import load_reference, move_reference, save_reference
 from .registry import ALGORITHMS
 from .run_ahead import RunAhead, drop_stale
-from .run_folder import RunFolder
+from .run_folder import HANDOFF, PREFIXES, RunFolder
 from .update import NonFiniteError, Updater
 from .update_stats import UpdateStats
 
@@ -42,8 +42,6 @@ OnEpisode = Callable[[Trajectory], None]
 #: Called with the ids of the pending episodes when none has ended for a while.
 OnStall = Callable[[list[str]], None]
 
-PREFIXES = {"sft": "full_sft", "distill": "full_dist", "ppo": "ppo_actor"}
-"""Names of finished models that are not their algorithm's."""
 CRITIC = "ppo_critic"
 """Name of the finished critic."""
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..envs.files import KINDS
 from ..tools.errors import DataError, GymtuneError
 from .plan_files import EnvFacts, FileFacts, look_at_env, look_at_file
-from .plan_models import ModelFacts, descended, find_models, find_unfinished, look_at_model
+from .plan_models import FoundModel, descended, find_models, find_unfinished, look_at_model
 from .plan_routes import Route, by_reason, routes
 from .plan_stages import Seen, Stage, stages
 
@@ -165,7 +165,7 @@ def make_plan(
     return Plan(seen, {file.path: routes(file) for file in files}, stages(seen))
 
 
-def _models(folder: Path, given: str | None, faults: list[tuple[str, str, str]]) -> list[ModelFacts]:
+def _models(folder: Path, given: str | None, faults: list[tuple[str, str, str]]) -> list[FoundModel]:
     """Return the models of a folder; where one is given, that one and what runs have made of it."""
     found = find_models(folder)
     if given is not None:

@@ -15,7 +15,7 @@ _DEEP = ("*", "*/*", "*/*/*")  # how far below a folder runs and models are look
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class FoundModel:
     """A model folder.
 
     Args:
@@ -47,7 +47,7 @@ class Unfinished:
     max_steps: int
 
 
-def look_at_model(path: Path) -> ModelFacts:
+def look_at_model(path: Path) -> FoundModel:
     """Return what a model folder is; by the hand-off record of its run, where a run left it."""
     record: dict[str, Any] = {}
     if (path.parent / HANDOFF).is_file():
@@ -58,8 +58,8 @@ def look_at_model(path: Path) -> ModelFacts:
     try:
         role, told, parameters = _inspect(path, role)
     except GymtuneError as error:
-        return ModelFacts(str(path), role, str(error), fault=True, start=start)
-    return ModelFacts(str(path), role, told, parameters=parameters, start=start, success=final.get("success"))
+        return FoundModel(str(path), role, str(error), fault=True, start=start)
+    return FoundModel(str(path), role, told, parameters=parameters, start=start, success=final.get("success"))
 
 
 def _inspect(path: Path, role: str) -> tuple[str, str, int]:
@@ -75,7 +75,7 @@ def _inspect(path: Path, role: str) -> tuple[str, str, int]:
     return role, str(facts), facts.parameters
 
 
-def find_models(folder: Path) -> list[ModelFacts]:
+def find_models(folder: Path) -> list[FoundModel]:
     """Return the models below a folder: those that runs left, the oldest first, then the others by name."""
     runs = [path.parent for path in _find(folder, HANDOFF)]
     runs.sort(key=lambda run: (run / HANDOFF).stat().st_mtime)
@@ -85,7 +85,7 @@ def find_models(folder: Path) -> list[ModelFacts]:
         if isinstance(model, str):
             left.append(look_at_model(run / model))
         else:
-            left.append(ModelFacts(str(run / HANDOFF), "?", "not the hand-off record of a run", fault=True))
+            left.append(FoundModel(str(run / HANDOFF), "?", "not the hand-off record of a run", fault=True))
     inside = {*runs, *(path.parent for path in _find(folder, "run_id"))}
     plain = [
         look_at_model(path.parent)
@@ -95,7 +95,7 @@ def find_models(folder: Path) -> list[ModelFacts]:
     return left + plain
 
 
-def descended(models: list[ModelFacts], first: ModelFacts) -> list[ModelFacts]:
+def descended(models: list[FoundModel], first: FoundModel) -> list[FoundModel]:
     """Return `first` and those of `models` that runs made of it, straight or over others."""
     line = {Path(first.path).resolve()}
     kept = [first]

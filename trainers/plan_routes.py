@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .plan_files import EnvFacts, FileFacts
-from .presets import PRESETS
+from .presets import PRESETS, Want, looks_for
 
 Way = Literal["data", "trajectories", "env"]
-Want = Literal["pairs", "labels", "replies"]
 
 NAMES: dict[Way, str] = {
     "data": "learns from its records",
@@ -33,16 +32,6 @@ class Route:
     why: str = ""
 
 
-def wanted(algo: str) -> Want | None:
-    """Return what an algorithm looks for in a file of records, by the keys it reads; None for one that reads none."""
-    reads = PRESETS[algo].reads
-    if "data" not in reads:
-        return None
-    if "pairs" in reads:
-        return "pairs"
-    return "labels" if "label_threshold" in reads else "replies"
-
-
 def routes(file: FileFacts) -> list[Route]:
     """Return how each algorithm can learn from a file; none where the file has faults."""
     return [] if file.faults else [_route(algo, file) for algo in PRESETS]
@@ -52,7 +41,7 @@ def _route(algo: str, file: FileFacts) -> Route:
     """Try the records first, then the stored episodes, then the env whose tasks they are."""
     reads = PRESETS[algo].reads
     teacher = ("--teacher-model",) if "teacher_model" in reads else ()
-    want = wanted(algo)
+    want = looks_for(algo)
     lack = lacks(want, file) if want is not None else ""
     if want is not None and not lack:
         return Route(algo, "data", teacher)

@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 from .plan_files import EnvFacts, FileFacts
-from .plan_models import ModelFacts, Unfinished
-from .plan_routes import Want, lacks, unpaid
-from .presets import PRESETS
-from .run_folder import HANDOFF
+from .plan_models import FoundModel, Unfinished
+from .plan_routes import lacks, unpaid
+from .presets import PRESETS, Want
+from .run_folder import HANDOFF, PREFIXES
 
 State = Literal["done", "open", "later", "closed"]
-PREFIXES = {"sft": "full_sft", "ppo": "ppo_actor"}
-"""Names of finished models that are not their algorithm's, as the loop has them."""
-
 _DEMONSTRATIONS, _TASKS, _SAMPLES, _EVALUATED = 2000, 200, 8, 200
 _LARGE = 20_000_000  # parameters; more are a pretrained model, which the rates of the presets are too high for
 _RATES = {"file": "1e-5", "env": "1e-6"}
@@ -34,14 +31,14 @@ class Seen:
     """All that was looked at. What cannot be used is in none of these but `faults`: what, what is wrong, the mend."""
 
     folder: str
-    models: tuple[ModelFacts, ...]
+    models: tuple[FoundModel, ...]
     unfinished: tuple[Unfinished, ...]
     files: tuple[FileFacts, ...]
     env: EnvFacts | None
     example: bool
     faults: tuple[tuple[str, str, str], ...]
 
-    def model(self, *roles: str) -> ModelFacts | None:
+    def model(self, *roles: str) -> FoundModel | None:
         """Return the last usable model of the first role that has one; those of runs come in the order they ended."""
         for role in roles:
             found = [model for model in self.models if model.role == role and not model.fault]

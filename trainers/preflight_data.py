@@ -16,12 +16,12 @@ from .config import TrainConfig
 from .dataset import GroupDataset, TrajectoryDataset
 from .findings import Preflight
 from .pairs import LabelledDataset, PairDataset
-from .presets import PRESETS
+from .presets import PRESETS, Want, looks_for
 from .registry import ALGORITHMS
 from .reward import ConversationPairs
 from .stored import HOLDS, FileDataset, listed
 
-_WANTED = {
+_WANTED: dict[Want, str] = {
     "replies": "episodes, conversations or answers to imitate",
     "pairs": "pairs, or groups of episodes that earned different rewards",
     "labels": "replies that are known to be good or bad, some of both",
@@ -76,7 +76,10 @@ def _groups(config: TrainConfig, path: str, renderer: Renderer, facts: ModelFact
 
 def _look_at_file(found: Preflight, config: TrainConfig, what: str, path: str) -> FileDataset | None:
     """Look at a file of records or episodes as what the algorithm learns from it."""
-    wanted, mend = _WANTED[_sort(config)], f"`gymtune plan --data {path}` says what the file is good for"
+    wanted, mend = (
+        _WANTED[looks_for(config.algo) or "replies"],
+        f"`gymtune plan --data {path}` says what the file is good for",
+    )
     renderer, facts = found.renderer, found.facts
     if renderer is None or facts is None:
         found.look(what, wanted, mend, lambda: _records(path))
@@ -88,15 +91,9 @@ def _look_at_file(found: Preflight, config: TrainConfig, what: str, path: str) -
     return data
 
 
-def _sort(config: TrainConfig) -> str:
-    """Return what an algorithm looks for in a file, told by the keys that it reads."""
-    reads = PRESETS[config.algo].reads
-    return "pairs" if "pairs" in reads else "labels" if "label_threshold" in reads else "replies"
-
-
 def file_dataset(config: TrainConfig, path: str, renderer: Renderer, max_length: int) -> FileDataset:
     """Return what the algorithm of a config learns from a file. Raises DataError; see the classes."""
-    match _sort(config):
+    match looks_for(config.algo):
         case "pairs":
             pairs = ConversationPairs if ALGORITHMS[config.algo].scores else PairDataset
             return pairs(

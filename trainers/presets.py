@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+Want = Literal["pairs", "labels", "replies"]
 
 _MOST_NAMES = 3  # of algorithms in an error
 
@@ -67,7 +69,7 @@ CRITIC = ONLINE | frozenset({
 
 
 STORED = frozenset({
-    "num_generations", "dynamic_sampling", "max_resampling", "save_trajectories",
+    "num_generations", "dynamic_sampling", "max_resampling", "save_trajectories", "max_staleness", "drop_staleness",
 })  # fmt: skip
 """Keys that stored trajectories (`trajectories`) leave nothing to say."""
 
@@ -220,6 +222,16 @@ _BEHIND: Mapping[str, tuple[tuple[str, ...], str]] = {
     "debug_mode": (("debug_interval",), "debug_mode is false, so no samples are written"),
 }
 """A key that may be off -> the keys that are read only where it is on, and why they are not."""
+
+
+def looks_for(algo: str) -> Want | None:
+    """Return what an algorithm looks for in a file of records, by the keys it reads; None for one that reads none."""
+    reads = PRESETS[algo].reads
+    if "data" not in reads:
+        return None
+    if "pairs" in reads:
+        return "pairs"
+    return "labels" if "label_threshold" in reads else "replies"
 
 
 def unread(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, str]:

@@ -37,6 +37,8 @@ _FREE_KEYS = {
     "debug_mode", "debug_interval",
 }  # fmt: skip
 _STEP = re.compile(r"step_(\d+)")
+PREFIXES = {"sft": "full_sft", "distill": "full_dist", "ppo": "ppo_actor"}
+"""Names of finished models that are not their algorithm's."""
 HANDOFF = "handoff.json"
 """File in the folder of a finished run: what inference needs to know of its model."""
 

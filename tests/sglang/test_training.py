@@ -3,6 +3,7 @@ are; every key of servers changes what it is for.
 """
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from gymtune.agents.store import read_trajectories
 from gymtune.tools.errors import RunError
-from gymtune.trainers import TrainConfig, train
+from gymtune.trainers import TrainConfig, dry_run, train
 
 pytestmark = pytest.mark.sglang
 
@@ -73,6 +74,17 @@ def test_sampling_ahead_is_as_old_as_it_says(run):
     assert all(0 <= line["staleness/mean"] <= line["staleness/max"] <= 1 for line in lines)
     assert any(line["staleness/max"] == 1 for line in lines)
     assert all(line["staleness/dropped"] == 0 for line in lines)
+
+
+def test_a_dry_run_samples_one_batch_and_none_ahead(server, tmp_path):
+    sampled = {"prompts_per_step": 2, "num_generations": 2, "max_completion_length": 4, "reward_model": "stub"}
+    where = {"model": str(server.model), "output_dir": str(tmp_path / "dry"), "env": "gymtune/Arithmetic-v0"}
+    ahead = {"max_staleness": 2, "importance_sampling_correction": "token_truncate"}
+    served = {"backend": "sglang", "sglang_url": [server.url]}
+    told = dry_run(TrainConfig(algo="grpo", **(where | sampled | served | ahead)))
+    assert "staleness/mean" not in told
+    assert not any(thread.name.startswith("gymtune-sampling") for thread in threading.enumerate())
+    assert not (tmp_path / "dry").exists()
 
 
 def test_episodes_that_are_too_old_are_dropped(run):

@@ -16,14 +16,13 @@ from gymtune import cli
 from gymtune.agents import Sampling, ScriptedAgent, TrajectoryWriter, read_trajectories, rollout
 from gymtune.envs.files import KINDS, example_path
 from gymtune.trainers import TrainConfig, resolve
-from gymtune.trainers.loop import PREFIXES as LOOP_PREFIXES
 from gymtune.trainers.plan import Plan, make_plan, shell
 from gymtune.trainers.plan_files import FileFacts, is_sampled, look_at_file
-from gymtune.trainers.plan_models import ModelFacts, look_at_model
-from gymtune.trainers.plan_routes import by_reason, routes, wanted
-from gymtune.trainers.plan_stages import PREFIXES, Seen, Stage, stages
+from gymtune.trainers.plan_models import FoundModel, look_at_model
+from gymtune.trainers.plan_routes import by_reason, routes
+from gymtune.trainers.plan_stages import Seen, Stage, stages
 from gymtune.trainers.preflight import preflight
-from gymtune.trainers.presets import PRESETS
+from gymtune.trainers.presets import PRESETS, looks_for
 
 ARITHMETIC, CALCULATOR = "gymtune/Arithmetic-v0", "gymtune/Calculator-v0"
 RECORDED = [kind for kind in KINDS if kind != "trajectories"]
@@ -132,7 +131,7 @@ def test_a_route_is_open_where_the_run_would_be_let_in(
 
 
 def test_what_is_wanted_is_read_off_the_presets():
-    assert {algo: wanted(algo) for algo in ("sft", "distill", "dpo", "reward", "kto", "grpo", "opd")} == {
+    assert {algo: looks_for(algo) for algo in ("sft", "distill", "dpo", "reward", "kto", "grpo", "opd")} == {
         "sft": "replies", "distill": "replies", "dpo": "pairs", "reward": "pairs", "kto": "labels", "grpo": None,
         "opd": None,
     }  # fmt: skip
@@ -264,8 +263,8 @@ def test_a_reward_model_is_told_from_a_model_that_speaks(tmp_path: Path, tiny_mo
     assert "score.weight" in torn.told
 
 
-def seen(*files: FileFacts, models: Sequence[ModelFacts] = (), **changes: object) -> Seen:
-    base = ModelFacts("m", "base", "tiny", parameters=1000)
+def seen(*files: FileFacts, models: Sequence[FoundModel] = (), **changes: object) -> Seen:
+    base = FoundModel("m", "base", "tiny", parameters=1000)
     return replace(Seen("no/such", (base, *models), (), files, None, False, ()), **changes)
 
 
@@ -286,7 +285,7 @@ def test_each_file_goes_where_it_fits(plan_files: dict[str, str]):
     assert stage(found, "reward").why.startswith("no pairs")
     found = stages(seen(facts["prompts"], env=facts["prompts"].home))
     assert "needs a reward model" in stage(found, "ppo").why
-    scorer = ModelFacts("r", "reward", "a reward model")
+    scorer = FoundModel("r", "reward", "a reward model")
     found = stages(seen(facts["prompts"], env=facts["prompts"].home, models=[scorer]))
     assert stage(found, "reward").state == "done"
     for name in ("ppo", "grpo"):
@@ -298,7 +297,7 @@ def test_each_file_goes_where_it_fits(plan_files: dict[str, str]):
 
 def test_what_a_stage_of_another_name_left_is_seen(plan_files: dict[str, str]):
     facts = look_at_file(plan_files["verifiable"])
-    left = [ModelFacts(path, role, "a model") for path, role in [("d", "full_dist"), ("i", "ipo"), ("c", "cispo")]]
+    left = [FoundModel(path, role, "a model") for path, role in [("d", "full_dist"), ("i", "ipo"), ("c", "cispo")]]
     found = stages(seen(facts, env=facts.home, models=left))
     assert {s.name: s.writes for s in found if s.state == "done"} == {
         "base": "m", "sft": "d", "ipo": "i", "grpo": "c",
@@ -309,15 +308,9 @@ def test_a_large_model_gets_small_steps(plan_files: dict[str, str]):
     facts = look_at_file(plan_files["verifiable"])
     small = stages(seen(facts, env=facts.home))
     assert not any("--learning-rate" in stage.command for stage in small)
-    large = stages(seen(facts, env=facts.home, models=[ModelFacts("b", "base", "big", parameters=135_000_000)]))
+    large = stages(seen(facts, env=facts.home, models=[FoundModel("b", "base", "big", parameters=135_000_000)]))
     assert stage(large, "sft").command[-2:] == ("--learning-rate", "1e-5")
     assert stage(large, "grpo").command[-2:] == ("--learning-rate", "1e-6")
-
-
-def test_prefixes_are_those_of_the_loop():
-    assert {algo: LOOP_PREFIXES.get(algo, algo) for algo in ("sft", "ppo", "dpo", "kto", "reward")} == {
-        algo: PREFIXES.get(algo, algo) for algo in ("sft", "ppo", "dpo", "kto", "reward")
-    }
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_closing_forgets_what_waits():
     sampling.let(0)
     runner.take(0)
     assert sampling.began[1].wait(WAIT)
-    sampling.let(1)
+    sampling.let(1, 2)
     runner.close()
     assert sampling.order[-1] <= 2  # one may have begun in the meantime
 
@@ -131,6 +131,7 @@ CORRECTED = {"importance_sampling_correction": "token_truncate"}
         ({"max_staleness": 1}, "backend is torch"),
         (SERVED | {"max_staleness": 1}, "importance_sampling_correction"),
         (SERVED | CORRECTED | {"max_staleness": 1, "drop_staleness": 1}, "never drops"),
+        (SERVED | CORRECTED | {"trajectories": "t", "eval_steps": 1, "max_staleness": 1}, "trajectories are stored"),
         (SERVED | {"layers": "plain"}, "backend is sglang"),
         ({"backend": "sglang"}, "one of both"),
         (SERVED | {"sglang_launch": True}, "one of both"),
